@@ -1,0 +1,553 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The policy engine: one replay thread that ticks, commits, and serves verbs in between.
+
+Every other thread only leaves things for it: the newest observation in a mailbox, verbs in the
+session's queue. So a snapshot never sees a half-done replay, an interrupt waits for one replay
+at most, and after a verb has answered nothing of an older epoch leaves the engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeVar
+
+import numpy as np
+
+from flashrt_ros.models.policy import PolicyModel
+from flashrt_ros.policies.motion import Motion
+from flashrt_ros.policies.observation import Observation
+from flashrt_ros.policies.output import ChunkOutput, EngineEvent, EngineListener
+from flashrt_ros.policies.pilot import Pilot
+from flashrt_ros.policies.trajectory import Trajectory
+from flashrt_ros.runtime import (
+    Event,
+    InvalidArgument,
+    NotReady,
+    RestoreReport,
+    Session,
+    StateItem,
+    UnknownInstruction,
+)
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+
+class EngineState(Enum):
+    """The same meanings as the constants of `msg/RuntimeStatus.msg`."""
+
+    INACTIVE = 1
+    WAITING = 2
+    RUNNING = 3
+    HOLDING = 4
+    NEEDS_RESET = 5
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How the engine behaves.
+
+    Attributes:
+        instruction: the instruction before anyone gave one.
+        lockstep: the world waits for an answer to each observation: every observation is
+            answered (by a chunk, a hold or, when it comes again, the same answer), and nothing
+            is sent in between.
+        continue_tolerance: largest difference of any joint between where the capsule saw it and
+            where it is, for `CONTINUE`, rad or m.
+        observation_timeout: hold when no observation came for this long, s; 0: never.
+        hold_duration: time from now to the one point of a hold, s.
+    """
+
+    instruction: str = "wait"
+    lockstep: bool = False
+    continue_tolerance: float = 0.05
+    observation_timeout: float = 0.5
+    hold_duration: float = 0.1
+
+
+class Ends(Enum):
+    """What ends a halt by itself; a restore, rollback, reset or resume ends any."""
+
+    OBSERVATION = "the next good observation"
+    INSTRUCTION = "a known instruction"
+    VERB = "a verb"
+
+
+@dataclass(frozen=True)
+class Halt:
+    """Why the arm is held."""
+
+    reason: str
+    since_ns: int
+    ends: Ends
+
+
+@dataclass(frozen=True)
+class EngineStatus:
+    """A picture of the engine between two replays."""
+
+    state: EngineState
+    reason: str
+    boundary: int
+    step: int
+    epoch: int
+    sequence: int
+    instruction: str
+    last_error: str
+    ticks: int
+    faults: int
+
+
+class PolicyEngine:
+    """Hosts a policy: ticks on observations, commits boundaries, applies verbs, moves or holds.
+
+    Args:
+        model: a policy that is bound to the session's arena.
+        session: the live state; the engine becomes its replay thread.
+        listener: told of chunks, commands and events, on the replay thread.
+        clock: the time that observations are stamped in, ns.
+        options: see `EngineOptions`.
+
+    Raises:
+        ValueError: the policy doesn't know the words of `options.instruction`.
+    """
+
+    def __init__(
+        self,
+        model: PolicyModel,
+        session: Session,
+        listener: EngineListener,
+        *,
+        clock: Callable[[], int] = time.time_ns,
+        options: EngineOptions | None = None,
+    ) -> None:
+        self.model = model
+        self.session = session
+        self.options = options or EngineOptions()
+        self._listener = listener
+        self._clock = clock
+        self._pilot = Pilot(listener, self.options.hold_duration)
+        self._lock = threading.Lock()
+        self._mailbox: Observation | None = None
+        self._instruction = self.options.instruction
+        self._active = False
+        self._halt: Halt | None = None
+        self._motion = Motion.REPLAN
+        self._seen: np.ndarray | None = None
+        self._not_before_ns = 0
+        self._last_observation: Observation | None = None
+        self._stamps: Mapping[str, int] = {}
+        self._untold: Event | None = None
+        self._events = 0
+        self._ticks = 0
+        self._faults = 0
+        self._last_error = ""
+        self._status: EngineStatus | None = None
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="flashrt-replay", daemon=True)
+        model.check_instruction(self._instruction)
+        model.write_instruction(self._instruction)
+        self._register_state()
+        self._unsubscribe = session.subscribe(self._on_session_event)
+
+    # -- life cycle, any thread ------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the replay thread. Verbs are served from now on; ticking waits for `activate`."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop the thread and answer every verb that still waits. Idempotent."""
+        self._stopping.set()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._wake()
+            self._thread.join()
+        self._unsubscribe()
+        self.session.close()
+
+    def activate(self) -> None:
+        """Begin to tick with the next observation."""
+        self.call(lambda session: self._set_active(True))
+
+    def deactivate(self) -> None:
+        """Hold the arm and stop ticking. The state stays as it is."""
+        self.call(lambda session: self._set_active(False))
+
+    @property
+    def status(self) -> EngineStatus:
+        """The state after the last tick or verb."""
+        status = self._status
+        return status if status is not None else self._picture()
+
+    # -- inputs, any thread ----------------------------------------------------------------
+
+    def offer(self, observation: Observation) -> None:
+        """Leave an observation; the newest one wins."""
+        with self._lock:
+            self._mailbox = observation
+        self._wake()
+
+    def measure(self, positions: np.ndarray) -> None:
+        """Tell where the joints are now, float64 `[joints]`, between observations."""
+        self._pilot.measured = positions
+
+    def fault(
+        self, reason: str, *, stamp_ns: int | None = None, ends: Ends = Ends.OBSERVATION
+    ) -> None:
+        """Hold the arm because of a bad or missing input.
+
+        `stamp_ns` is the stamp of the bad message, which a lockstep world waits to be answered.
+        """
+        self.session.submit(lambda session: self._on_fault(reason, stamp_ns, ends))
+
+    def clock_jumped(self) -> Future[None]:
+        """The clock went back: raise the epoch and forget every input."""
+
+        def apply(session: Session) -> None:
+            session.raise_epoch()
+            with self._lock:
+                self._mailbox = None
+            self._last_observation = None
+            self._not_before_ns = 0
+            self._pilot.forget()
+            self._tell("CLOCK_JUMP", Motion.REPLAN)
+
+        return self.submit(apply)
+
+    # -- verbs, any thread -----------------------------------------------------------------
+
+    def submit(self, verb: Callable[[Session], T]) -> Future[T]:
+        """Queue a verb for the next gap between replays."""
+
+        def apply(session: Session) -> T:
+            try:
+                return verb(session)
+            finally:
+                self._refresh()
+
+        return self.session.submit(apply)
+
+    def call(self, verb: Callable[[Session], T], timeout: float | None = None) -> T:
+        """`submit` and wait."""
+        return self.submit(verb).result(timeout)
+
+    # -- verbs, replay thread: pass these to `submit` --------------------------------------
+
+    def restore(self, ref: str, motion: Motion, **checks: Any) -> tuple[RestoreReport, Motion]:
+        """Make a capsule's state live, then do what `motion` says.
+
+        Keyword arguments are those of `Session.restore`. Returns the report and the motion that
+        was applied: `CONTINUE` becomes `REPLAN` out of tolerance.
+        """
+        self._check_motion(motion, Motion.HOLD, Motion.REPLAN, Motion.CONTINUE)
+        return self._move_state(motion, lambda: self.session.restore(ref, **checks))
+
+    def rollback(self, motion: Motion, **where: Any) -> tuple[RestoreReport, Motion]:
+        """`Session.rollback`, then `motion`."""
+        self._check_motion(motion, Motion.HOLD, Motion.REPLAN, Motion.CONTINUE)
+        return self._move_state(motion, lambda: self.session.rollback(**where))
+
+    def reset(self, motion: Motion, **checks: Any) -> tuple[RestoreReport, Motion]:
+        """`Session.reset`: back to the first boundary, then `motion`."""
+        self._check_motion(motion, Motion.HOLD, Motion.REPLAN)
+        return self._move_state(motion, lambda: self.session.reset(**checks))
+
+    def interrupt(self, **checks: Any) -> Motion:
+        """Stop ticking, raise the epoch and hold."""
+        self._require_active()
+        self.session.check_expected(**checks)
+        self.session.raise_epoch()
+        applied = self._settle(Motion.HOLD, "interrupted")
+        self._tell("INTERRUPT", applied)
+        return applied
+
+    def resume(self, motion: Motion, **checks: Any) -> Motion:
+        """End a hold."""
+        self._require_active()
+        self._check_motion(motion, Motion.UNCHANGED, Motion.REPLAN, Motion.CONTINUE)
+        self.session.check_expected(**checks)
+        self.session.check_usable()
+        if self._halt is None:
+            raise NotReady("nothing to resume: the policy is not held")
+        if motion is Motion.UNCHANGED:
+            motion = Motion.REPLAN if self._motion is Motion.HOLD else self._motion
+        applied = self._settle(motion)
+        self._tell("RESUME", applied)
+        return applied
+
+    def set_instruction(self, text: str, *, expected_boundary: int | None = None) -> None:
+        """Change the instruction from the next tick on.
+
+        Raises:
+            UnknownInstruction: the policy does not know these words; the old one stays.
+        """
+        self.session.check_expected(expected_boundary=expected_boundary)
+        self.session.check_usable()
+        try:
+            self.model.check_instruction(text)
+        except ValueError as error:
+            raise UnknownInstruction(str(error)) from error
+        self._instruction = text
+        self.model.write_instruction(text)
+        if self._halt is not None and self._halt.ends is Ends.INSTRUCTION:
+            self._halt = None
+        self._tell("INSTRUCTION", Motion.UNCHANGED)
+
+    # -- the replay thread -----------------------------------------------------------------
+
+    def _run(self) -> None:
+        self._refresh()
+        while not self._stopping.is_set():
+            self.session.serve(timeout=0.02)
+            with self._lock:
+                observation, self._mailbox = self._mailbox, None
+            if observation is not None and not self._stopping.is_set():
+                self._on_observation(observation)
+                self._refresh()
+            self._watch()
+
+    def _on_observation(self, observation: Observation) -> None:
+        if not self._active:
+            return
+        self._pilot.measured = observation.positions
+        last = self._last_observation
+        if last is not None and observation.stamp_ns <= last.stamp_ns:
+            if self.options.lockstep and observation.stamp_ns == last.stamp_ns:
+                self._pilot.repeat()
+            return
+        if not self.options.lockstep and observation.stamp_ns < self._not_before_ns:
+            return
+        self._last_observation = observation
+        if self._halt is not None and self._halt.ends is Ends.OBSERVATION:
+            logger.info("recovered: %s", self._halt.reason)
+            self._halt = None
+        if self._halt is not None:
+            if self.options.lockstep:
+                self._pilot.hold(self.session, observation.stamp_ns)
+            return
+        self._tick(observation)
+
+    def _tick(self, observation: Observation) -> None:
+        started = time.perf_counter()
+        try:
+            self.model.write_observation(observation.images, observation.positions)
+            self.model.tick()
+            chunk = self.model.chunk()
+            trajectory = Trajectory(
+                observation.stamp_ns,
+                (np.arange(chunk.shape[0]) + 1) * self.model.spec.chunk_dt,
+                np.asarray(chunk, dtype=np.float64),
+                self._pilot.commanded_at(observation.stamp_ns, observation.positions),
+            )
+        except Exception as error:
+            # The buffers may be half-way into a step: no boundary describes them any more.
+            logger.exception("tick failed")
+            self.session.invalidate(f"tick failed: {error}")
+            self._on_fault(f"tick failed: {error}", observation.stamp_ns, Ends.VERB)
+            return
+        inference_s = time.perf_counter() - started
+        self._seen = observation.positions
+        self._stamps = observation.stamps
+        inputs = observation.digest() + self._instruction.encode()
+        self.session.commit(stamp_ns=observation.stamp_ns, inputs=inputs)
+        self._ticks += 1
+        command = self._pilot.move(self.session, trajectory)
+        chunk_output = ChunkOutput(command, self._instruction, observation.stamps, inference_s)
+        self._listener.on_chunk(chunk_output)
+
+    def _move_state(
+        self, motion: Motion, verb: Callable[[], RestoreReport]
+    ) -> tuple[RestoreReport, Motion]:
+        report = verb()
+        self._motion = motion
+        applied = self._settle(motion)
+        # Told only now: the event says what was done with motion, not what was asked for.
+        event, self._untold = self._untold, None
+        if event is not None:
+            self._tell(event.kind.name, applied, source=event)
+        return report, applied
+
+    def _settle(self, motion: Motion, reason: str = "held by a restore") -> Motion:
+        """Do what a verb says about motion; returns what was done."""
+        now_ns = self._clock()
+        if motion is Motion.CONTINUE and not self._may_continue():
+            motion = Motion.REPLAN
+        self._halt = None
+        self._not_before_ns = now_ns
+        if motion is Motion.HOLD:
+            self._halt = Halt(reason, now_ns, Ends.VERB)
+        if not self._active:
+            return motion
+        if not self.options.lockstep:
+            # What a controller still executes belongs to the old epoch: replace it at once.
+            if motion is Motion.CONTINUE:
+                self._pilot.move(self.session, self._chunk_from(now_ns))
+            else:
+                self._pilot.hold(self.session, now_ns)
+        return motion
+
+    def _may_continue(self) -> bool:
+        measured = self._pilot.measured
+        if self._seen is None or measured is None:
+            return False
+        return bool(np.max(np.abs(measured - self._seen)) <= self.options.continue_tolerance)
+
+    def _chunk_from(self, start_ns: int) -> Trajectory:
+        chunk = np.asarray(self.model.chunk(), dtype=np.float64)
+        times = (np.arange(chunk.shape[0]) + 1) * self.model.spec.chunk_dt
+        assert self._pilot.measured is not None  # _may_continue saw it
+        return Trajectory(start_ns, times, chunk, self._pilot.measured)
+
+    def _on_fault(self, reason: str, stamp_ns: int | None, ends: Ends = Ends.OBSERVATION) -> None:
+        self._faults += 1
+        self._last_error = reason
+        if not self._active:
+            self._refresh()
+            return
+        now_ns = self._clock()
+        if self._halt is None or self._halt.ends is not Ends.VERB:
+            fresh = self._halt is None
+            self._halt = Halt(reason, now_ns, ends)
+            if fresh and not self.options.lockstep:
+                self._pilot.hold(self.session, now_ns)
+        if self.options.lockstep and stamp_ns is not None:
+            self._pilot.hold(self.session, stamp_ns)
+        self._refresh()
+
+    def _watch(self) -> None:
+        last = self._last_observation
+        timeout_ns = round(self.options.observation_timeout * 1e9)
+        if not self._active or self.options.lockstep or last is None or timeout_ns == 0:
+            return
+        age_ns = self._clock() - last.stamp_ns
+        if age_ns > timeout_ns and self._halt is None:
+            self._on_fault(f"no complete observation for {age_ns * 1e-9:.2f} s", None)
+
+    # -- helpers ---------------------------------------------------------------------------
+
+    def _set_active(self, active: bool) -> None:
+        if self._active and not active:
+            self._halt = None
+            if not self.options.lockstep:
+                self._pilot.hold(self.session, self._clock())
+        self._active = active
+        self._last_observation = None
+        self._not_before_ns = self._clock() if active else 0
+        with self._lock:
+            self._mailbox = None
+
+    def _require_active(self) -> None:
+        if not self._active:
+            raise NotReady("the node is not active: activate it first")
+
+    @staticmethod
+    def _check_motion(motion: Motion, *allowed: Motion) -> None:
+        if motion not in allowed:
+            names = ", ".join(f"{value.name} ({value})" for value in allowed)
+            raise InvalidArgument(f"motion {motion!r} is not possible here, expected {names}")
+
+    def _wake(self) -> None:
+        self.session.submit(lambda session: None)
+
+    def _register_state(self) -> None:
+        def check_instruction(value: Any) -> None:
+            if not isinstance(value, str):
+                raise ValueError(f"instruction in the capsule is {value!r}, expected a string")
+            self.model.check_instruction(value)
+
+        def set_instruction(value: Any) -> None:
+            self._instruction = value
+
+        joints = len(self.model.spec.joint_names)
+
+        def check_seen(value: Any) -> None:
+            if value is not None and len(value) != joints:
+                raise ValueError(f"{len(value)} joint positions in the capsule, expected {joints}")
+
+        def get_seen() -> list[float] | None:
+            return None if self._seen is None else [float(x) for x in self._seen]
+
+        def set_seen(value: Any) -> None:
+            self._seen = None if value is None else np.array(value, dtype=np.float64)
+
+        self.session.register_state(
+            StateItem("instruction", lambda: self._instruction, check_instruction, set_instruction)
+        )
+        self.session.register_state(StateItem("joints_seen", get_seen, check_seen, set_seen))
+
+    def _on_session_event(self, event: Event) -> None:
+        kind = event.kind.name
+        if kind in ("RESTORE", "ROLLBACK", "RESET"):
+            self._untold = event
+        elif kind != "EPOCH":  # that one is told by the verb that raised it
+            stamps = self._stamps if kind == "COMMIT" else None
+            self._tell(kind, Motion.UNCHANGED, source=event, stamps=stamps)
+
+    def _tell(
+        self,
+        kind: str,
+        motion: Motion,
+        source: Event | None = None,
+        stamps: Mapping[str, int] | None = None,
+    ) -> None:
+        live = self.session.live
+        self._events += 1
+        event = EngineEvent(
+            kind=kind,
+            index=self._events,
+            boundary=live.number,
+            parent=-1 if live.parent is None else live.parent,
+            step=live.step,
+            epoch=self.session.epoch,
+            instruction=self._instruction,
+            motion=motion,
+            inputs_digest=live.inputs_digest,
+            stamps=stamps or {},
+            source=source,
+        )
+        self._listener.on_event(event)
+
+    def _picture(self) -> EngineStatus:
+        if self.session.broken:
+            state, reason = EngineState.NEEDS_RESET, self.session.broken
+        elif not self._active:
+            state, reason = EngineState.INACTIVE, ""
+        elif self._halt is not None:
+            state, reason = EngineState.HOLDING, self._halt.reason
+        elif self._last_observation is None:
+            state, reason = EngineState.WAITING, "no complete observation yet"
+        else:
+            state, reason = EngineState.RUNNING, ""
+        live = self.session.live
+        return EngineStatus(
+            state=state,
+            reason=reason,
+            boundary=live.number,
+            step=live.step,
+            epoch=self.session.epoch,
+            sequence=self._pilot.sequence,
+            instruction=self._instruction,
+            last_error=self._last_error,
+            ticks=self._ticks,
+            faults=self._faults,
+        )
+
+    def _refresh(self) -> None:
+        picture = self._picture()
+        if self._status is None or _visible(picture) != _visible(self._status):
+            self._status = picture
+            self._listener.on_status()
+        else:
+            self._status = picture
+
+
+def _visible(status: EngineStatus) -> tuple[Any, ...]:
+    """What a latched status shows at once; counters wait for its next period."""
+    return (status.state, status.reason, status.epoch, status.instruction, status.last_error)

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the engine tells the layer above: chunks, commands and events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from flashrt_ros.policies.motion import Motion
+from flashrt_ros.policies.trajectory import Trajectory
+from flashrt_ros.runtime import Event
+
+
+@dataclass(frozen=True)
+class CommandOutput:
+    """One command for the joints, with its commit id (epoch, boundary, sequence).
+
+    A consumer may refuse by epoch and sequence alone.
+    """
+
+    epoch: int
+    boundary: int
+    step: int
+    sequence: int
+    trajectory: Trajectory
+    is_hold: bool
+
+
+@dataclass(frozen=True)
+class ChunkOutput:
+    """A policy's chunk: a command, and what it was computed from."""
+
+    command: CommandOutput
+    instruction: str
+    stamps: Mapping[str, int]
+    inference_s: float
+
+
+@dataclass(frozen=True)
+class EngineEvent:
+    """A session event, or one that only the engine knows (interrupt, resume, instruction)."""
+
+    kind: str
+    """COMMIT, SNAPSHOT, RESTORE, ROLLBACK, RESET, INTERRUPT, RESUME, INSTRUCTION, DROP, ..."""
+    index: int
+    """Grows by one with every event of this engine: a gap is a loss."""
+    boundary: int
+    parent: int
+    """-1 for a root."""
+    step: int
+    epoch: int
+    instruction: str
+    motion: Motion
+    inputs_digest: str = ""
+    stamps: Mapping[str, int] = field(default_factory=dict)
+    source: Event | None = None
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+class EngineListener(Protocol):
+    """Called on the replay thread; must be quick and must not call the engine's verbs."""
+
+    def on_chunk(self, chunk: ChunkOutput) -> None:
+        """A new chunk was committed and is to be executed."""
+
+    def on_command(self, command: CommandOutput) -> None:
+        """The joints get a new command: a chunk, what is left of one, or a hold."""
+
+    def on_event(self, event: EngineEvent) -> None:
+        """A boundary was committed or a verb applied."""
+
+    def on_status(self) -> None:
+        """The status changed; read it from the engine."""

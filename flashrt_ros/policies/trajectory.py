@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A joint trajectory with a start time: what an action chunk means to a controller."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """Joint targets from a start time on, as trajectory_msgs/JointTrajectory has them.
+
+    Attributes:
+        start_ns: the time that the points' times count from, ns.
+        times: float64 `[points]`, s from the start, strictly increasing and above 0.
+        positions: float64 `[points, joints]`, rad or m, absolute.
+        origin: float64 `[joints]`, where the joints were (measured or commanded) at the start.
+
+    Raises:
+        ValueError: shapes differ, times do not grow, or a value is not finite.
+    """
+
+    start_ns: int
+    times: np.ndarray
+    positions: np.ndarray
+    origin: np.ndarray
+
+    def __post_init__(self) -> None:
+        if self.positions.ndim != 2 or self.times.shape != (self.positions.shape[0],):
+            raise ValueError(
+                f"trajectory of {self.times.shape} times and {self.positions.shape} positions: "
+                "expected [points] and [points, joints]"
+            )
+        if self.origin.shape != (self.positions.shape[1],):
+            raise ValueError(
+                f"trajectory origin has shape {self.origin.shape}, expected [joints] = "
+                f"({self.positions.shape[1]},)"
+            )
+        if self.times.size == 0 or self.times[0] <= 0.0 or np.any(np.diff(self.times) <= 0.0):
+            raise ValueError(
+                f"trajectory times {self.times.tolist()} must be above 0 and strictly increasing"
+            )
+        bad = np.argwhere(~np.isfinite(self.positions))
+        if bad.size:
+            point, joint = bad[0]
+            raise ValueError(
+                f"trajectory point {point}, joint {joint} is {self.positions[point, joint]}: "
+                "expected a finite position"
+            )
+
+    @property
+    def end_ns(self) -> int:
+        """The time of the last point, ns."""
+        return self.start_ns + round(float(self.times[-1]) * 1e9)
+
+    def at(self, time_ns: int) -> np.ndarray:
+        """The commanded position at a time: linear between points, held after the last one."""
+        elapsed = (time_ns - self.start_ns) * 1e-9
+        knots = np.concatenate(([0.0], self.times))
+        values = np.vstack((self.origin, self.positions))
+        return np.array([np.interp(elapsed, knots, column) for column in values.T])
+
+    def after(self, elapsed_ns: int, start_ns: int, origin: np.ndarray) -> Trajectory | None:
+        """What is left `elapsed_ns` after the start, moved to begin at `start_ns`.
+
+        Returns None where nothing is left.
+        """
+        left = self.times - elapsed_ns * 1e-9
+        keep = left > 1e-9
+        if not np.any(keep):
+            return None
+        return Trajectory(start_ns, left[keep], self.positions[keep], origin)
+
+
+def hold(position: np.ndarray, start_ns: int, duration: float) -> Trajectory:
+    """A trajectory that stays: one point at the position itself, `duration` seconds ahead."""
+    return Trajectory(start_ns, np.array([duration]), position[None, :].copy(), position.copy())

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records topics into a rosbag2 bag (MCAP) without rosbag2.
+
+Messages are stored as they came over the wire; their definitions are stored with them, so that
+the bag opens in `ros2 bag`, in Foxglove and with the `rosbags` library.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ament_index_python.packages import get_package_share_directory
+from rclpy.node import Node
+from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
+from rosbags.interfaces import (
+    Qos,
+    QosDurability,
+    QosHistory,
+    QosLiveliness,
+    QosReliability,
+    QosTime,
+)
+from rosbags.rosbag2 import StoragePlugin, Writer
+from rosbags.typesys import Stores, get_types_from_msg, get_typestore
+from rosbags.typesys.store import Typestore
+
+_BAG_VERSION = 9
+_FOREVER = QosTime(0x7FFFFFFF, 0xFFFFFFFF)
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A topic to record.
+
+    Attributes:
+        name: as a subscription takes it, relative to the recorder's node or absolute.
+        kind: the message class.
+        latched: offered transient local, so that the bag has the newest from before the start.
+        reliable: lose nothing; False also matches best-effort publishers.
+    """
+
+    name: str
+    kind: Any
+    latched: bool = False
+    reliable: bool = True
+
+
+def typestore_with(package: str) -> Typestore:
+    """The common interfaces and every message of an installed package."""
+    store = get_typestore(Stores.LATEST)
+    types: dict[str, Any] = {}
+    for path in sorted((Path(get_package_share_directory(package)) / "msg").glob("*.msg")):
+        types |= get_types_from_msg(path.read_text("utf-8"), f"{package}/msg/{path.stem}")
+    store.register(types)
+    return store
+
+
+class BagRecorder:
+    """Writes what a node receives until it is closed.
+
+    Args:
+        node: spun by another thread.
+        path: a directory that does not exist yet.
+        topics: what to record.
+
+    Raises:
+        rosbags.rosbag2.WriterError: the directory exists.
+    """
+
+    def __init__(self, node: Node, path: Path, topics: Sequence[Topic]) -> None:
+        self._node = node
+        self._lock = threading.Lock()
+        self._writer: Writer | None = Writer(
+            path, version=_BAG_VERSION, storage_plugin=StoragePlugin.MCAP
+        )
+        self._writer.open()
+        self._typestore = typestore_with("flashrt_ros")
+        self.counts: Counter[str] = Counter()
+        self._subscriptions = [self._subscribe(topic) for topic in topics]
+
+    def close(self) -> None:
+        """Stop recording and write the index. Idempotent."""
+        for subscription in self._subscriptions:
+            self._node.destroy_subscription(subscription)
+        self._subscriptions = []
+        with self._lock:
+            writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
+    def _subscribe(self, topic: Topic) -> Any:
+        assert self._writer is not None
+        name = self._node.resolve_topic_name(topic.name)
+        package = topic.kind.__module__.partition(".")[0]
+        connection = self._writer.add_connection(
+            name,
+            f"{package}/msg/{topic.kind.__name__}",
+            typestore=self._typestore,
+            offered_qos_profiles=[_offered(topic)],
+        )
+
+        def on_message(data: bytes) -> None:
+            with self._lock:
+                if self._writer is not None:
+                    self._writer.write(connection, time.time_ns(), data)
+                    self.counts[name] += 1
+
+        profile = QoSProfile(
+            depth=1000,
+            reliability=(
+                ReliabilityPolicy.RELIABLE if topic.reliable else ReliabilityPolicy.BEST_EFFORT
+            ),
+            durability=(
+                DurabilityPolicy.TRANSIENT_LOCAL if topic.latched else DurabilityPolicy.VOLATILE
+            ),
+        )
+        return self._node.create_subscription(topic.kind, name, on_message, profile, raw=True)
+
+
+def _offered(topic: Topic) -> Qos:
+    """The profile with which `ros2 bag play` publishes the topic again."""
+    return Qos(
+        history=QosHistory.KEEP_LAST,
+        depth=1000,
+        reliability=QosReliability.RELIABLE if topic.reliable else QosReliability.BEST_EFFORT,
+        durability=QosDurability.TRANSIENT_LOCAL if topic.latched else QosDurability.VOLATILE,
+        deadline=_FOREVER,
+        lifespan=_FOREVER,
+        liveliness=QosLiveliness.AUTOMATIC,
+        liveliness_lease_duration=_FOREVER,
+        avoid_ros_namespace_conventions=False,
+    )

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The capsule services: one component for every node that hosts a session."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rclpy.callback_groups import CallbackGroup
+from rclpy.node import Node
+from std_srvs.srv import Trigger
+
+from flashrt_ros.policies import Motion
+from flashrt_ros.ros.conversions import to_capsule_info, to_ns
+from flashrt_ros.ros.verbs import Outcome, VerbHost, VerbRunner, answer
+from flashrt_ros.runtime import Code, InvalidArgument, RestoreReport, Session
+from flashrt_ros.srv import DeleteCapsule, ListCapsules, Restore, Rollback, Snapshot, Verb
+
+
+def expected(value: int) -> int | None:
+    """A compare-and-swap field: -1 stands for any.
+
+    Raises:
+        InvalidArgument: another negative number.
+    """
+    if value < -1:
+        raise InvalidArgument(f"expected boundary or epoch is {value}: give -1 (any) or more")
+    return None if value == -1 else value
+
+
+def motion_of(value: int) -> Motion:
+    """A motion field.
+
+    Raises:
+        InvalidArgument: the number is no Motion.
+    """
+    try:
+        return Motion(value)
+    except ValueError:
+        names = ", ".join(f"{motion.value} {motion.name}" for motion in Motion)
+        raise InvalidArgument(f"motion is {value}, expected one of {names}") from None
+
+
+class CapsuleServices:
+    """`~/capsule/*` and `~/reset` of a node.
+
+    Args:
+        node: the node that offers the services.
+        host: hosts the session.
+        runner: runs verbs for callbacks.
+        group: a reentrant callback group; a callback waits for the replay thread.
+    """
+
+    def __init__(
+        self, node: Node, host: VerbHost, runner: VerbRunner, group: CallbackGroup
+    ) -> None:
+        self._node = node
+        self._host = host
+        self._runner = runner
+        self._services = [
+            node.create_service(kind, name, callback, callback_group=group)
+            for kind, name, callback in (
+                (Snapshot, "~/capsule/snapshot", self._snapshot),
+                (Restore, "~/capsule/restore", self._restore),
+                (Rollback, "~/capsule/rollback", self._rollback),
+                (ListCapsules, "~/capsule/list", self._list),
+                (DeleteCapsule, "~/capsule/delete", self._delete),
+                (Verb, "~/capsule/reset", self._reset),
+                (Trigger, "~/reset", self._reset_trigger),
+            )
+        ]
+
+    def destroy(self) -> None:
+        """Remove the services from the node."""
+        for service in self._services:
+            self._node.destroy_service(service)
+        self._services = []
+
+    def _snapshot(self, request: Snapshot.Request, response: Snapshot.Response) -> Any:
+        def verb(session: Session) -> tuple[Any, Motion]:
+            capsule = session.snapshot(
+                request.name,
+                overwrite=request.overwrite,
+                expected_boundary=expected(request.expected_boundary),
+                tags=tuple(request.tags),
+                pin=request.pin,
+            )
+            return capsule.info, Motion.UNCHANGED
+
+        outcome = self._runner.run("snapshot", verb)
+        if outcome.value is not None:
+            response.capsule = to_capsule_info(outcome.value)
+        return answer(response, outcome, f"snapshot of boundary {outcome.result.boundary}")
+
+    def _restore(self, request: Restore.Request, response: Restore.Response) -> Any:
+        def verb(session: Session) -> tuple[RestoreReport, Motion]:
+            roles = frozenset(request.ablate_only_roles)
+            return self._host.restore(
+                request.capsule,
+                motion_of(request.motion),
+                roles=roles or None,
+                expected_boundary=expected(request.expected_boundary),
+                expected_epoch=expected(request.expected_epoch),
+            )
+
+        outcome = self._runner.run("restore", verb)
+        if outcome.value is not None:
+            response.restored = list(outcome.value.restored)
+            response.state_digest = outcome.value.state_digest
+        return self._moved(response, outcome, "restored")
+
+    def _rollback(self, request: Rollback.Request, response: Rollback.Response) -> Any:
+        def verb(session: Session) -> tuple[RestoreReport, Motion]:
+            before_ns = to_ns(request.before)
+            where = {
+                "count": request.count or None,
+                "boundary": expected(request.boundary),
+                "before_ns": before_ns or None,
+                "name": request.name or None,
+            }
+            given = [key for key, value in where.items() if value is not None]
+            if len(given) != 1:
+                names = ", ".join(given) or "none"
+                raise InvalidArgument(
+                    f"rollback got {names}: set exactly one of count, boundary, before and name"
+                )
+            return self._host.rollback(
+                motion_of(request.motion),
+                nearest=request.nearest,
+                expected_boundary=expected(request.expected_boundary),
+                expected_epoch=expected(request.expected_epoch),
+                **where,
+            )
+
+        return self._moved(response, self._runner.run("rollback", verb), "rolled back")
+
+    def _moved(self, response: Any, outcome: Outcome, done: str) -> Any:
+        report: RestoreReport | None = outcome.value
+        if report is None:
+            return answer(response, outcome)
+        response.capsule = to_capsule_info(report.capsule)
+        response.bytes_copied = report.bytes_copied
+        response.bytes_shared = report.bytes_shared
+        response.rows_copied = report.rows_copied
+        response.rows_shared = report.rows_shared
+        response.steps_not_recomputed = report.steps_not_recomputed
+        motion = Motion(outcome.result.motion).name
+        return answer(
+            response, outcome, f"{done} to boundary {outcome.result.boundary}, motion {motion}"
+        )
+
+    def _list(self, request: ListCapsules.Request, response: ListCapsules.Response) -> Any:
+        def verb(session: Session) -> tuple[Any, Motion]:
+            return session.capsules(), Motion.UNCHANGED
+
+        outcome = self._runner.run("list", verb)
+        matching = [
+            info
+            for info in outcome.value or []
+            if info.name.startswith(request.name_prefix)
+            and (not request.tag or request.tag in info.tags)
+            and (info.name or request.include_unnamed)
+        ]
+        matching.sort(key=lambda info: (info.boundary, info.stamp_ns, info.id))
+        end = request.offset + request.limit if request.limit else None
+        response.total = len(matching)
+        response.capsules = [to_capsule_info(info) for info in matching[request.offset : end]]
+        return answer(response, outcome, f"{len(matching)} capsules")
+
+    def _delete(self, request: DeleteCapsule.Request, response: DeleteCapsule.Response) -> Any:
+        def verb(session: Session) -> tuple[Any, Motion]:
+            return session.drop(request.capsule), Motion.UNCHANGED
+
+        outcome = self._runner.run("delete", verb)
+        response.bytes_freed = outcome.value or 0
+        return answer(response, outcome, f"deleted '{request.capsule}'")
+
+    def _reset(self, request: Verb.Request, response: Verb.Response) -> Any:
+        def verb(session: Session) -> tuple[RestoreReport, Motion]:
+            return self._host.reset(
+                motion_of(request.motion),
+                expected_boundary=expected(request.expected_boundary),
+                expected_epoch=expected(request.expected_epoch),
+            )
+
+        return answer(response, self._runner.run("reset", verb), "reset to the first boundary")
+
+    def _reset_trigger(self, request: Trigger.Request, response: Trigger.Response) -> Any:
+        outcome = self._runner.run("reset", lambda session: self._host.reset(Motion.REPLAN))
+        response.success = outcome.code is Code.OK
+        result = outcome.result
+        response.message = outcome.message or (
+            f"reset to the first boundary: boundary={result.boundary} epoch={result.epoch}"
+        )
+        return response

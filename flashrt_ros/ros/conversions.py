@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages from and to the types of the policy and runtime layers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from builtin_interfaces.msg import Duration, Time
+from sensor_msgs.msg import JointState
+from std_msgs.msg import Header
+from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
+
+from flashrt_ros.msg import ActionChunk, Boundary
+from flashrt_ros.msg import CapsuleInfo as CapsuleInfoMsg
+from flashrt_ros.policies import ChunkOutput, CommandOutput, EngineEvent, Trajectory
+from flashrt_ros.runtime import CapsuleInfo
+
+_EVENTS = {
+    "COMMIT": Boundary.COMMIT,
+    "SNAPSHOT": Boundary.SNAPSHOT,
+    "RESTORE": Boundary.RESTORE,
+    "ROLLBACK": Boundary.ROLLBACK,
+    "RESET": Boundary.RESET,
+    "INTERRUPT": Boundary.INTERRUPT,
+    "RESUME": Boundary.RESUME,
+    "INSTRUCTION": Boundary.INSTRUCTION,
+    "DROP": Boundary.DELETE,
+    "FORK": Boundary.FORK,
+    "MOVE": Boundary.MOVE,
+    "CLOCK_JUMP": Boundary.CLOCK_JUMP,
+}
+
+
+def to_time(stamp_ns: int) -> Time:
+    """Nanoseconds to builtin_interfaces/Time."""
+    return Time(sec=stamp_ns // 1_000_000_000, nanosec=stamp_ns % 1_000_000_000)
+
+
+def to_ns(stamp: Time) -> int:
+    """builtin_interfaces/Time to nanoseconds."""
+    return int(stamp.sec) * 1_000_000_000 + int(stamp.nanosec)
+
+
+def to_duration(seconds: float) -> Duration:
+    """Seconds to builtin_interfaces/Duration, rounded to a nanosecond."""
+    ns = round(seconds * 1e9)
+    return Duration(sec=ns // 1_000_000_000, nanosec=ns % 1_000_000_000)
+
+
+def joint_positions(message: JointState, names: Sequence[str]) -> np.ndarray:
+    """Positions of the named joints, in that order, float64 `[joints]`, rad or m.
+
+    A message may have them in any order and have other joints too.
+
+    Raises:
+        ValueError: a joint is missing, the arrays differ in length, or a value is not finite.
+    """
+    if len(message.position) != len(message.name):
+        raise ValueError(
+            f"joint state has {len(message.name)} names and {len(message.position)} positions"
+        )
+    index = {name: i for i, name in enumerate(message.name)}
+    missing = [name for name in names if name not in index]
+    if missing:
+        raise ValueError(
+            f"joint state lacks {', '.join(missing)}; it has {', '.join(message.name) or 'none'}"
+        )
+    positions = np.array([message.position[index[name]] for name in names], dtype=np.float64)
+    for name, value in zip(names, positions, strict=True):
+        if not np.isfinite(value):
+            raise ValueError(f"joint state has {value} for '{name}', expected a finite position")
+    return positions
+
+
+def to_points(trajectory: Trajectory) -> list[JointTrajectoryPoint]:
+    """The points of a trajectory."""
+    return [
+        JointTrajectoryPoint(positions=row.tolist(), time_from_start=to_duration(float(time)))
+        for time, row in zip(trajectory.times, trajectory.positions, strict=True)
+    ]
+
+
+def to_joint_trajectory(command: CommandOutput, names: Sequence[str]) -> JointTrajectory:
+    """A command for joint_trajectory_controller.
+
+    The message has no field for the commit id; it travels in `header.frame_id`, which that
+    controller does not read.
+    """
+    commit = f"epoch={command.epoch} boundary={command.boundary} sequence={command.sequence}"
+    return JointTrajectory(
+        header=Header(stamp=to_time(command.trajectory.start_ns), frame_id=commit),
+        joint_names=list(names),
+        points=to_points(command.trajectory),
+    )
+
+
+def commit_id(message: JointTrajectory) -> dict[str, int]:
+    """Read the commit id that `to_joint_trajectory` wrote: epoch, boundary, sequence.
+
+    Raises:
+        ValueError: the message carries none.
+    """
+    try:
+        pairs = dict(item.split("=") for item in message.header.frame_id.split())
+        return {key: int(pairs[key]) for key in ("epoch", "boundary", "sequence")}
+    except (KeyError, ValueError) as error:
+        raise ValueError(
+            f"frame_id '{message.header.frame_id}' is no commit id, expected "
+            "'epoch=<e> boundary=<b> sequence=<s>'"
+        ) from error
+
+
+def to_action_chunk(chunk: ChunkOutput, names: Sequence[str]) -> ActionChunk:
+    """A chunk, with what it was computed from."""
+    command = chunk.command
+    return ActionChunk(
+        header=Header(stamp=to_time(command.trajectory.start_ns)),
+        epoch=command.epoch,
+        sequence=command.sequence,
+        boundary=command.boundary,
+        step=command.step,
+        instruction=chunk.instruction,
+        joint_names=list(names),
+        points=to_points(command.trajectory),
+        input_names=list(chunk.stamps),
+        input_stamps=[to_time(stamp) for stamp in chunk.stamps.values()],
+        hold=command.is_hold,
+        inference_duration=chunk.inference_s,
+    )
+
+
+def to_boundary(event: EngineEvent, session: str, seed: int, now: Time) -> Boundary:
+    """A committed boundary or an applied verb."""
+    source = event.source
+    capsule = source.capsule if source is not None else None
+    return Boundary(
+        header=Header(stamp=now),
+        event=_EVENTS[event.kind],
+        event_index=event.index,
+        session=session,
+        boundary=event.boundary,
+        parent=event.parent,
+        step=event.step,
+        epoch=event.epoch,
+        seed=seed,
+        instruction=event.instruction,
+        capsule=capsule.id if capsule is not None else "",
+        name=capsule.name if capsule is not None else "",
+        motion=int(event.motion),
+        inputs_digest=event.inputs_digest,
+        input_names=list(event.stamps),
+        input_stamps=[to_time(stamp) for stamp in event.stamps.values()],
+        detail=json.dumps(dict(event.detail), sort_keys=True) if event.detail else "",
+    )
+
+
+def to_capsule_info(info: CapsuleInfo, state: Mapping[str, object] | None = None) -> CapsuleInfoMsg:
+    """Metadata of a capsule."""
+    instruction = (state if state is not None else info.state).get("instruction", "")
+    return CapsuleInfoMsg(
+        id=info.id,
+        name=info.name,
+        session=info.session,
+        parent=info.parent or "",
+        boundary=info.boundary,
+        step=info.step,
+        stamp=to_time(info.stamp_ns),
+        instruction=str(instruction),
+        fingerprint=info.fingerprint,
+        inputs_digest=info.inputs_digest,
+        tier=str(info.tier),
+        own_bytes=info.own_bytes,
+        shared_bytes=info.shared_bytes,
+        tags=list(info.tags),
+        pinned=info.pinned,
+    )

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quality of service, one profile a purpose (REP-2003 for sensors)."""
+
+from __future__ import annotations
+
+from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy, qos_profile_sensor_data
+
+SENSOR = qos_profile_sensor_data
+"""Inputs of a real robot: best effort, so that both kinds of publisher match."""
+
+LOCKSTEP_INPUT = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE)
+"""Inputs where the sender waits for an answer to each: none may be lost."""
+
+COMMAND = QoSProfile(depth=1, reliability=ReliabilityPolicy.RELIABLE)
+"""Commands: the newest one must arrive, an older one is of no use."""
+
+STREAM = QoSProfile(depth=100, reliability=ReliabilityPolicy.RELIABLE)
+"""Chunks and boundaries: a recorder wants every one."""
+
+LATCHED = QoSProfile(
+    depth=1,
+    reliability=ReliabilityPolicy.RELIABLE,
+    durability=DurabilityPolicy.TRANSIENT_LOCAL,
+)
+"""Status: a late joiner gets the newest."""
