@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A capsule: an immutable copy of a state at a committed boundary."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from .fingerprint import Fingerprint
+from .lineage import BoundaryRecord
+from .memory import Block
+from .rows import RowsRef
+
+
+class Tier(str, Enum):
+    """Where a capsule's bytes are."""
+
+    DEVICE = "device"
+    HOST = "host"  # pinned host memory for an arena on a CUDA device
+    DISK = "disk"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class StateValue:
+    """A registered state item frozen as JSON text, so that nobody can change it afterwards."""
+
+    name: str
+    text: str
+
+    def value(self) -> Any:
+        return json.loads(self.text)
+
+
+@dataclass(frozen=True)
+class CapsuleMeta:
+    """What never changes about a capsule."""
+
+    id: str  # unique, never used again
+    name: str  # empty: unnamed
+    parent: str  # id of the nearest stored ancestor when it was made, or empty
+    session: str  # id of the session that made it
+    record: BoundaryRecord
+    seed: int
+    fingerprint: Fingerprint
+    state: tuple[StateValue, ...]
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CapsuleInfo:
+    """A capsule without its tensors, as listed. `own_bytes` are held by no other capsule."""
+
+    meta: CapsuleMeta
+    tier: Tier
+    pinned: bool
+    own_bytes: int
+    shared_bytes: int
+
+    @property
+    def id(self) -> str:
+        return self.meta.id
+
+    @property
+    def name(self) -> str:
+        return self.meta.name
+
+    @property
+    def parent(self) -> str:
+        return self.meta.parent
+
+    @property
+    def session(self) -> str:
+        return self.meta.session
+
+    @property
+    def boundary(self) -> int:
+        return self.meta.record.number
+
+    @property
+    def step(self) -> int:
+        return self.meta.record.step
+
+    @property
+    def stamp_ns(self) -> int:
+        return self.meta.record.stamp_ns
+
+    @property
+    def inputs_digest(self) -> str:
+        return self.meta.record.inputs_digest
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of what the capsule is bound to; the fields are in `meta.fingerprint`."""
+        return self.meta.fingerprint.digest()
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        return self.meta.tags
+
+    def state(self, name: str, default: Any = None) -> Any:
+        """The value of a registered state item, or `default`."""
+        for item in self.meta.state:
+            if item.name == name:
+                return item.value()
+        return default
+
+
+@dataclass(eq=False)
+class FixedImage:
+    """The bytes of all fixed buffers, shared by the branches of a fork."""
+
+    block: Block
+    holders: int = 0
+
+
+@dataclass(eq=False)
+class Capsule:
+    """A stored capsule: what it is, and where its bytes are. The store alone changes the latter."""
+
+    meta: CapsuleMeta
+    tier: Tier = Tier.DEVICE
+    pinned: bool = False
+    fixed: FixedImage | None = None  # None: on disk only
+    rows: tuple[RowsRef | None, ...] = ()  # one for each row group of the arena
+    last_used: int = 0
+
+    @property
+    def id(self) -> str:
+        return self.meta.id
+
+    @property
+    def name(self) -> str:
+        return self.meta.name
+
+    @property
+    def boundary(self) -> int:
+        return self.meta.record.number
+
+    @property
+    def step(self) -> int:
+        return self.meta.record.step

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Raw bytes: where they are allocated, how they are recycled, how they are copied.
+
+Page faults decide what a capsule costs: a first write to fresh memory is several times slower
+than a copy into memory that was used before. So blocks come from a pool and go back to it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+from collections import defaultdict
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Below this many bytes a plain memmove beats the dispatch of Tensor.copy_; above it copy_ spreads
+# the work over the intra-op threads (measured: docs/benchmarks.md).
+_SMALL = 256 * 1024
+
+
+def allocate(nbytes: int, device: torch.device, *, pinned: bool = False) -> Tensor:
+    """Zeroed bytes, uint8 [nbytes].
+
+    On CPU the memory is mapped, not taken from the heap: pages appear when they are first
+    written (an arena with room for 64k rows costs what is used of it), huge pages are asked for,
+    and the storage cannot be resized, so no tensor operation can move a buffer.
+    """
+    if nbytes == 0:
+        return torch.empty(0, dtype=torch.uint8, device=device)
+    if device.type != "cpu":
+        return torch.zeros(nbytes, dtype=torch.uint8, device=device)
+    if pinned:
+        return torch.zeros(nbytes, dtype=torch.uint8, pin_memory=True)
+    mapped = mmap.mmap(-1, nbytes)
+    if nbytes >= 2 << 20 and hasattr(mmap, "MADV_HUGEPAGE"):
+        try:
+            mapped.madvise(mmap.MADV_HUGEPAGE)
+        except OSError:  # a kernel without transparent huge pages
+            pass
+    return torch.frombuffer(mapped, dtype=torch.uint8)
+
+
+def copy_bytes(destination: Tensor, source: Tensor) -> None:
+    """Copy contiguous uint8 [n] or [rows, bytes] to the same shape; ordered on the current stream.
+
+    Returns when the bytes are there (CPU) or when the copy is queued (CUDA).
+    """
+    if destination.device.type == "cpu" and source.device.type == "cpu":
+        size = source.numel()
+        if size < _SMALL and source.is_contiguous() and destination.is_contiguous():
+            ctypes.memmove(destination.data_ptr(), source.data_ptr(), size)
+            return
+    destination.copy_(source, non_blocking=True)
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait until queued copies on the current stream of `device` are done."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+
+
+@dataclass(eq=False)
+class Block:
+    """A piece of memory on loan from a pool: `data`, uint8 [nbytes]."""
+
+    data: Tensor
+    pool: Pool
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.numel()
+
+    def release(self) -> None:
+        """Give the memory back; the caller knows that nothing reads or writes it any more."""
+        self.pool.put_back(self)
+
+
+class Pool:
+    """Blocks of one device, recycled by size. Thread-safe."""
+
+    def __init__(
+        self, device: torch.device, *, pinned: bool = False, keep_bytes: int = 256 << 20
+    ) -> None:
+        self.device = device
+        self.pinned = pinned
+        self.keep_bytes = keep_bytes  # free memory that is kept for the next request
+        self.used_bytes = 0
+        self.free_bytes = 0
+        self._free: defaultdict[int, list[Tensor]] = defaultdict(list)
+        self._lock = threading.Lock()
+
+    def take(self, nbytes: int) -> Block:
+        """A block of exactly `nbytes`; what it holds is undefined.
+
+        Raises torch.OutOfMemoryError or MemoryError / OSError when there is no memory.
+        """
+        with self._lock:
+            waiting = self._free.get(nbytes)
+            data = waiting.pop() if waiting else None
+            if data is not None:
+                self.free_bytes -= nbytes
+            self.used_bytes += nbytes
+        if data is None:
+            try:
+                data = allocate(nbytes, self.device, pinned=self.pinned)
+            except BaseException:
+                with self._lock:
+                    self.used_bytes -= nbytes
+                raise
+        return Block(data, self)
+
+    def put_back(self, block: Block) -> None:
+        with self._lock:
+            self.used_bytes -= block.nbytes
+            if self.free_bytes + block.nbytes <= self.keep_bytes:
+                self._free[block.nbytes].append(block.data)
+                self.free_bytes += block.nbytes
+
+    def trim(self) -> None:
+        """Let go of all free memory."""
+        with self._lock:
+            self._free.clear()
+            self.free_bytes = 0

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Append rows shared between capsules.
+
+Rows live in slabs. A slab holds consecutive rows of one lineage and hangs on the slab that has the
+rows before it, so capsules of one lineage are a path of slabs, and branches are a tree:
+
+    slab A rows 0..128 ── slab B rows 128..192 ── slab D rows 192..256
+                      └── slab C rows  96..224      (a branch that left A at row 96)
+
+`RowsRef(slab, stop)` is rows 0 .. stop of the path that ends in `slab`. A slab can be filled
+further as long as nobody else did so first; rows that a reference covers are never written again.
+Counts of holders are kept by hand, under the store's lock: memory is given back at a known moment
+and never while a copy reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from .memory import Block, Pool
+
+# A slab is at least this large, so that a snapshot each tick does not make a chain of crumbs.
+_SLAB_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class RowsRef:
+    """Rows 0 .. stop of a lineage; `slab` holds the last of them (slab.start < stop)."""
+
+    slab: Slab
+    stop: int
+
+
+@dataclass(eq=False)
+class Slab:
+    """Rows start .. start + capacity of one row group on one lineage."""
+
+    parent: RowsRef | None
+    start: int
+    capacity: int
+    widths: tuple[int, ...]  # bytes of a row in each plane
+    block: Block
+    filled: int  # first row that nobody has taken
+    holders: int = 0  # capsules and copies that end here, and held slabs that hang on this one
+    tips: dict[str, int] = field(default_factory=dict)  # capsule id -> stop, capsules ending here
+    children: set[Slab] = field(default_factory=set)  # held slabs that hang on this one
+
+    @property
+    def dead(self) -> bool:
+        """The memory was given back; live rows that came from here must be stored again."""
+        return self.holders == 0
+
+    def planes(self, start: int, stop: int) -> list[Tensor]:
+        """Rows start .. stop, one uint8 [stop - start, width] a plane."""
+        parts, offset = [], 0
+        for width in self.widths:
+            size = self.capacity * width
+            plane = self.block.data[offset : offset + size].view(self.capacity, width)
+            parts.append(plane[start - self.start : stop - self.start])
+            offset += size
+        return parts
+
+    def shared_stop(self, capsule_id: str, child: Slab | None) -> int:
+        """Rows below this are also held by others than this capsule (through this child)."""
+        others = [stop for owner, stop in self.tips.items() if owner != capsule_id]
+        others += [
+            other.parent.stop for other in self.children if other is not child and other.parent
+        ]
+        return max(others, default=self.start)
+
+
+@dataclass(frozen=True)
+class Span:
+    """Rows start .. stop, all in one slab."""
+
+    slab: Slab
+    start: int
+    stop: int
+
+
+def common_rows(a: RowsRef | None, b: RowsRef | None) -> int:
+    """How many leading rows two references share. Costs the distance to where they part."""
+    while a is not None and b is not None:
+        if a.slab is b.slab:
+            return min(a.stop, b.stop)
+        # a slab starts after every slab that it hangs on: the later one cannot be common
+        if a.slab.start >= b.slab.start:
+            a = a.slab.parent
+        else:
+            b = b.slab.parent
+    return 0
+
+
+def truncated(ref: RowsRef | None, rows: int) -> RowsRef | None:
+    """The reference to the leading `rows` rows (or fewer) of the same path."""
+    while ref is not None and ref.slab.start >= rows:
+        ref = ref.slab.parent
+    if ref is None or ref.stop <= rows:
+        return ref
+    return RowsRef(ref.slab, rows)
+
+
+def alive(ref: RowsRef | None) -> RowsRef | None:
+    """The longest leading part whose memory is still there."""
+    while ref is not None and ref.slab.dead:
+        ref = ref.slab.parent
+    return ref
+
+
+def stop_of(ref: RowsRef | None) -> int:
+    return 0 if ref is None else ref.stop
+
+
+def spans(ref: RowsRef | None, start: int = 0) -> list[Span]:
+    """Rows start .. ref.stop, slab by slab, in order."""
+    parts: list[Span] = []
+    while ref is not None and ref.stop > start:
+        parts.append(Span(ref.slab, max(ref.slab.start, start), ref.stop))
+        ref = ref.slab.parent
+    parts.reverse()
+    return parts
+
+
+def extended(
+    ref: RowsRef | None, rows: int, widths: Sequence[int], pool: Pool
+) -> tuple[RowsRef | None, list[Span]]:
+    """A reference to `rows` rows whose leading part is `ref`, and the spans to fill.
+
+    Under the store's lock. The caller holds the result before it lets go of the lock.
+    """
+    new: list[Span] = []
+    stop = stop_of(ref)
+    if ref is not None and stop < rows and ref.slab.filled == stop and ref.slab.block.pool is pool:
+        slab = ref.slab
+        end = min(rows, slab.start + slab.capacity)
+        if end > stop:
+            slab.filled = end
+            new.append(Span(slab, stop, end))
+            ref, stop = RowsRef(slab, end), end
+    if stop < rows:
+        width = sum(widths)
+        capacity = max(rows - stop, _SLAB_BYTES // width)
+        block = pool.take(capacity * width)
+        slab = Slab(ref, stop, capacity, tuple(widths), block, rows)
+        new.append(Span(slab, stop, rows))
+        ref = RowsRef(slab, rows)
+    return ref, new
+
+
+def hold(ref: RowsRef | None, capsule_id: str = "") -> None:
+    """Keep the memory of a path. With an id: for a capsule, else for a copy under way."""
+    if ref is None:
+        return
+    if capsule_id:
+        ref.slab.tips[capsule_id] = ref.stop
+    slab: Slab | None = ref.slab
+    while slab is not None:
+        slab.holders += 1
+        if slab.holders > 1 or slab.parent is None:
+            return
+        slab.parent.slab.children.add(slab)
+        slab = slab.parent.slab
+
+
+def release(ref: RowsRef | None, capsule_id: str = "") -> int:
+    """Undo one hold. Returns the bytes given back."""
+    if ref is None:
+        return 0
+    if capsule_id:
+        del ref.slab.tips[capsule_id]
+    freed = 0
+    slab: Slab | None = ref.slab
+    while slab is not None:
+        slab.holders -= 1
+        if slab.holders > 0:
+            return freed
+        freed += slab.block.nbytes
+        slab.block.release()
+        if slab.parent is None:
+            return freed
+        slab.parent.slab.children.discard(slab)
+        slab = slab.parent.slab
+    return freed
+
+
+def own_rows(ref: RowsRef | None, capsule_id: str) -> int:
+    """Rows of a path that no other capsule holds."""
+    own, child = 0, None
+    while ref is not None:
+        shared = ref.slab.shared_stop(capsule_id, child)
+        own += max(0, ref.stop - max(shared, ref.slab.start))
+        if shared > ref.slab.start:
+            return own
+        child, ref = ref.slab, ref.slab.parent
+    return own
+
+
+def slabs_of(refs: Sequence[RowsRef | None]) -> Iterator[Slab]:
+    """Every slab of these paths, once."""
+    seen: set[int] = set()
+    for ref in refs:
+        while ref is not None and id(ref.slab) not in seen:
+            seen.add(id(ref.slab))
+            yield ref.slab
+            ref = ref.slab.parent
