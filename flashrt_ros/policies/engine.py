@@ -25,15 +25,8 @@ from flashrt_ros.policies.observation import Observation
 from flashrt_ros.policies.output import ChunkOutput, EngineEvent, EngineListener
 from flashrt_ros.policies.pilot import Pilot
 from flashrt_ros.policies.trajectory import Trajectory
-from flashrt_ros.runtime import (
-    Event,
-    InvalidArgument,
-    NotReady,
-    RestoreReport,
-    Session,
-    StateItem,
-    UnknownInstruction,
-)
+from flashrt_ros.runtime import Event, RestoreReport, Session, StateItem
+from flashrt_ros.runtime.errors import InvalidArgument, NotReady, UnknownInstruction
 
 T = TypeVar("T")
 
@@ -262,7 +255,7 @@ class PolicyEngine:
     def interrupt(self, **checks: Any) -> Motion:
         """Stop ticking, raise the epoch and hold."""
         self._require_active()
-        self.session.check_expected(**checks)
+        self.session.require(**checks)
         self.session.raise_epoch()
         applied = self._settle(Motion.HOLD, "interrupted")
         self._tell("INTERRUPT", applied)
@@ -272,8 +265,7 @@ class PolicyEngine:
         """End a hold."""
         self._require_active()
         self._check_motion(motion, Motion.UNCHANGED, Motion.REPLAN, Motion.CONTINUE)
-        self.session.check_expected(**checks)
-        self.session.check_usable()
+        self.session.require(**checks)
         if self._halt is None:
             raise NotReady("nothing to resume: the policy is not held")
         if motion is Motion.UNCHANGED:
@@ -288,8 +280,7 @@ class PolicyEngine:
         Raises:
             UnknownInstruction: the policy does not know these words; the old one stays.
         """
-        self.session.check_expected(expected_boundary=expected_boundary)
-        self.session.check_usable()
+        self.session.require(expected_boundary=expected_boundary)
         try:
             self.model.check_instruction(text)
         except ValueError as error:
@@ -503,7 +494,7 @@ class PolicyEngine:
             kind=kind,
             index=self._events,
             boundary=live.number,
-            parent=-1 if live.parent is None else live.parent,
+            parent=live.parent,
             step=live.step,
             epoch=self.session.epoch,
             instruction=self._instruction,
@@ -515,8 +506,8 @@ class PolicyEngine:
         self._listener.on_event(event)
 
     def _picture(self) -> EngineStatus:
-        if self.session.broken:
-            state, reason = EngineState.NEEDS_RESET, self.session.broken
+        if self.session.needs_reset:
+            state, reason = EngineState.NEEDS_RESET, self.session.fault
         elif not self._active:
             state, reason = EngineState.INACTIVE, ""
         elif self._halt is not None:

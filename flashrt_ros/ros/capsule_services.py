@@ -12,7 +12,8 @@ from std_srvs.srv import Trigger
 from flashrt_ros.policies import Motion
 from flashrt_ros.ros.conversions import to_capsule_info, to_ns
 from flashrt_ros.ros.verbs import Outcome, VerbHost, VerbRunner, answer
-from flashrt_ros.runtime import Code, InvalidArgument, RestoreReport, Session
+from flashrt_ros.runtime import Code, RestoreReport, Session
+from flashrt_ros.runtime.errors import InvalidArgument
 from flashrt_ros.srv import DeleteCapsule, ListCapsules, Restore, Rollback, Snapshot, Verb
 
 
@@ -84,7 +85,7 @@ class CapsuleServices:
                 tags=tuple(request.tags),
                 pin=request.pin,
             )
-            return capsule.info, Motion.UNCHANGED
+            return session.store.info(capsule), Motion.UNCHANGED
 
         outcome = self._runner.run("snapshot", verb)
         if outcome.value is not None:

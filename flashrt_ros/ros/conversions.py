@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from builtin_interfaces.msg import Duration, Time
@@ -156,18 +156,17 @@ def to_boundary(event: EngineEvent, session: str, seed: int, now: Time) -> Bound
     )
 
 
-def to_capsule_info(info: CapsuleInfo, state: Mapping[str, object] | None = None) -> CapsuleInfoMsg:
+def to_capsule_info(info: CapsuleInfo) -> CapsuleInfoMsg:
     """Metadata of a capsule."""
-    instruction = (state if state is not None else info.state).get("instruction", "")
     return CapsuleInfoMsg(
         id=info.id,
         name=info.name,
         session=info.session,
-        parent=info.parent or "",
+        parent=info.parent,
         boundary=info.boundary,
         step=info.step,
         stamp=to_time(info.stamp_ns),
-        instruction=str(instruction),
+        instruction=str(info.state("instruction", "")),
         fingerprint=info.fingerprint,
         inputs_digest=info.inputs_digest,
         tier=str(info.tier),

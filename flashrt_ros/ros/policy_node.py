@@ -183,12 +183,16 @@ class PolicyNode(LifecycleNode):
             arena,
             fingerprint=parts.model.fingerprint,
             seed=seed,
-            auto=AutoSnapshots(
-                count=read(self, "boundary_snapshots"),
-                budget_bytes=round(read(self, "boundary_budget_mb") * 1e6),
-            ),
+            auto=self._boundary_snapshots(),
         )
         self._open(parts, seed)
+
+    def _boundary_snapshots(self) -> AutoSnapshots | None:
+        keep = read(self, "boundary_snapshots")
+        if keep == 0:
+            return None
+        budget_bytes = round(read(self, "boundary_budget_mb") * 1e6)
+        return AutoSnapshots(keep=keep, budget_bytes=budget_bytes)
 
     def _open(self, parts: Parts, seed: int) -> None:
         assert parts.model is not None
@@ -308,7 +312,7 @@ class PolicyNode(LifecycleNode):
         parts = self._parts
         if parts.engine is not None and parts.model is not None and parts.session is not None:
             status = parts.engine.status
-            capsules = parts.session.store.statistics()
+            capsules = parts.session.capsules()
             message.state = status.state.value
             message.reason = status.reason
             message.model = parts.model.name
@@ -320,8 +324,8 @@ class PolicyNode(LifecycleNode):
             message.epoch = status.epoch
             message.sequence = status.sequence
             message.instruction = status.instruction
-            message.capsules = capsules.count
-            message.capsule_bytes = capsules.bytes
+            message.capsules = len(capsules)
+            message.capsule_bytes = sum(info.own_bytes for info in capsules)
             message.last_error = status.last_error or self._last_error
         self._status.publish(message)
 
@@ -333,14 +337,14 @@ class PolicyNode(LifecycleNode):
         if self._diagnostics is None:
             return
         median, worst = parts.outputs.latency()
-        store = parts.engine.session.store.statistics()
+        capsules = parts.engine.session.capsules()
         engine = self._diagnostics.engine(
             parts.engine.status,
             {
                 "inference p50 ms": f"{median * 1e3:.2f}",
                 "inference p99 ms": f"{worst * 1e3:.2f}",
-                "capsules": store.count,
-                "capsule bytes": store.bytes,
+                "capsules": len(capsules),
+                "capsule bytes": sum(info.own_bytes for info in capsules),
             },
         )
         self._diagnostics.publish(engine, self._inputs_diagnostics(parts.inputs))

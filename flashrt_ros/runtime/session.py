@@ -66,6 +66,7 @@ class Session:
         self.id = session_id or secrets.token_hex(8)
         self.epoch = 0
         self.needs_reset = False
+        self.fault = ""
         self._policy = policy
         self._auto = auto
         self._auto_capsules: list[Capsule] = []
@@ -254,6 +255,21 @@ class Session:
             self._emit(EventKind.EPOCH)
             return self.epoch
 
+    def require(
+        self, *, expected_boundary: int | None = None, expected_epoch: int | None = None
+    ) -> None:
+        """For verbs of the layers above: refuse as a verb of this session would.
+
+        Raises NeedsReset, Cancelled (closed), StaleBoundary or StaleEpoch.
+        """
+        self._require_sound()
+        self._require_expected(expected_boundary, expected_epoch)
+
+    def invalidate(self, reason: str) -> None:
+        """A replay failed half-way: no boundary describes the buffers; only `reset` is accepted."""
+        self.needs_reset = True
+        self.fault = reason
+
     def fork(
         self,
         ref: str | Capsule | CapsuleInfo | None = None,
@@ -367,7 +383,8 @@ class Session:
         self._require_open()
         if self.needs_reset:
             raise errors.NeedsReset(
-                f"session {self.id}: a copy into the live state failed half-way; call reset()"
+                f"session {self.id}: {self.fault or 'a copy into the live state failed half-way'}; "
+                "call reset()"
             )
 
     def _require_expected(self, boundary: int | None, epoch: int | None) -> None:
