@@ -144,6 +144,10 @@ class ArmWorld:
             self._time_ns, image, JOINT_NAMES, data.qpos.copy(), data.qvel.copy()
         )
 
+    def joints(self) -> tuple[np.ndarray, np.ndarray]:
+        """Positions, float64 [5] rad, and velocities, float64 [5] rad/s, without an image."""
+        return self._data.qpos.copy(), self._data.qvel.copy()
+
     def command(self, start_ns: int, times: np.ndarray, positions: np.ndarray) -> None:
         """Replace the running joint trajectory.
 
@@ -157,7 +161,10 @@ class ArmWorld:
         self._trajectory = self._trajectory.replaced(self._time_ns, start_ns, times, positions)
 
     def advance(self, seconds: float) -> None:
-        """Let `seconds` of sim time pass, rounded to the physics step of 5 ms."""
+        """Let `seconds` of sim time pass, rounded to the physics step of 5 ms.
+
+        A tick counts when its last physics step has passed, however it was cut into pieces.
+        """
         steps = round(seconds * 1e9 / PHYSICS_NS)
         for _ in range(steps):
             if (self._time_ns - self._begin_ns) % CONTROL_NS == 0:
@@ -167,15 +174,16 @@ class ArmWorld:
             mujoco.mj_step(self._model, self._data)
             self._time_ns += PHYSICS_NS
             self._update_touch(PHYSICS_NS)
+            if (self._time_ns - self._begin_ns) % TICK_NS == 0:
+                self._tick += 1
+                if self._lamp_from <= self._tick < self._lamp_until:
+                    self._last_cue = self._lamp_colour
         # Positions of the bodies belong to qpos as it is now (mj_step leaves them a step behind).
         mujoco.mj_kinematics(self._model, self._data)
 
     def advance_tick(self) -> None:
         """Let a policy tick pass."""
         self.advance(TICK_NS * 1e-9)
-        self._tick += 1
-        if self._lamp_from <= self._tick < self._lamp_until:
-            self._last_cue = self._lamp_colour
 
     def light_lamp(self, colour: str, ticks: int) -> None:
         """Show a colour for some ticks, from the next tick on; it replaces what was shown.
