@@ -62,17 +62,6 @@ class Trajectory:
         values = np.vstack((self.origin, self.positions))
         return np.array([np.interp(elapsed, knots, column) for column in values.T])
 
-    def after(self, elapsed_ns: int, start_ns: int, origin: np.ndarray) -> Trajectory | None:
-        """What is left `elapsed_ns` after the start, moved to begin at `start_ns`.
-
-        Returns None where nothing is left.
-        """
-        left = self.times - elapsed_ns * 1e-9
-        keep = left > 1e-9
-        if not np.any(keep):
-            return None
-        return Trajectory(start_ns, left[keep], self.positions[keep], origin)
-
 
 def hold(position: np.ndarray, start_ns: int, duration: float) -> Trajectory:
     """A trajectory that stays: one point at the position itself, `duration` seconds ahead."""
