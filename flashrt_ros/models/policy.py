@@ -1,27 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a policy is to the layers above, whatever network is inside."""
+"""What a policy model is to the layers above: the seam between networks and control."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from flashrt_ros.runtime import Arena, BufferSpec, Fingerprint
+from flashrt_ros.runtime.arena import Arena
+from flashrt_ros.runtime.buffers import BufferSpec
+from flashrt_ros.runtime.fingerprint import Fingerprint
+from flashrt_ros.runtime.plans import Backend
 
 
 @dataclass(frozen=True)
 class PolicySpec:
-    """What a policy takes and gives.
+    """A policy's inputs and outputs.
 
-    Attributes:
-        cameras: camera name to `(height, width, channels)` of its uint8 rgb image.
-        joint_names: order of the joint positions that go in and of the actions that come out.
-        chunk_length: points in an action chunk.
-        chunk_dt: s between points; point `i` is at `(i + 1) * chunk_dt` after the observation.
-        tick_period: s between the ticks that the policy was trained at.
+    cameras: name to (height, width, channels) of its uint8 rgb image; joint_names: the order of
+    the state vector and of the actions; chunk_length: points in a chunk; chunk_dt: s between
+    points, point i is at (i + 1) * chunk_dt after the observation; tick_period: s between ticks
+    that it was trained at.
     """
 
     cameras: Mapping[str, tuple[int, int, int]]
@@ -31,10 +32,12 @@ class PolicySpec:
     tick_period: float
 
 
+@runtime_checkable
 class PolicyModel(Protocol):
-    """A policy adopted into buffers.
+    """A policy whose whole state is in the buffers of an arena.
 
-    All that a tick reads and changes lives in the arena that it is bound to.
+    Order of calls: `buffer_specs`, an Arena of them, `bind`; then, for each tick,
+    `write_instruction` and `write_observation` as new inputs come, `tick`, `chunk`.
     """
 
     name: str
@@ -42,22 +45,33 @@ class PolicyModel(Protocol):
     fingerprint: Fingerprint
 
     def buffer_specs(self) -> list[BufferSpec]:
-        """The closed set of buffers that the policy needs."""
+        """Every buffer that it needs."""
+        ...
 
-    def bind(self, arena: Arena, *, seed: int, backend: str = "eager") -> None:
-        """Write the initial values, capture the plans, and leave the initial values behind."""
+    def bind(self, arena: Arena, *, seed: int, backend: Backend | str = Backend.EAGER) -> None:
+        """Write the initial values into the arena's buffers and capture the plans."""
+        ...
 
     def check_instruction(self, text: str) -> None:
-        """Raise ValueError, naming the words, where the policy does not know the instruction."""
+        """Raise ValueError naming the words that it does not know."""
+        ...
 
     def write_instruction(self, text: str) -> None:
-        """Write an instruction into its buffers."""
+        """Write an instruction into the input buffers. Raises as `check_instruction`."""
+        ...
 
     def write_observation(self, images: Mapping[str, np.ndarray], positions: np.ndarray) -> None:
-        """Write the images (uint8 `[h, w, 3]`) and joint positions (float64 `[joints]`)."""
+        """Write images, uint8 of the spec's shapes, and joint positions [joints], rad.
+
+        Raises ValueError naming what is missing or has a wrong shape, type or value; the buffers
+        then hold what they held.
+        """
+        ...
 
     def tick(self) -> None:
-        """Replay once; the step counter in the buffers grows by one."""
+        """One replay; the step counter grows by one."""
+        ...
 
     def chunk(self) -> np.ndarray:
-        """The newest chunk: float32 `[chunk_length, joints]`, absolute, rad or m."""
+        """The last tick's action chunk, a copy: float32 [chunk_length, joints], rad, absolute."""
+        ...

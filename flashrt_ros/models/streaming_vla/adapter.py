@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The streaming policy over an arena: every number that outlives a tick is in a named buffer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from flashrt_ros.models.policy import PolicySpec
+from flashrt_ros.models.streaming_vla.checkpoint import WEIGHTS, Checkpoint
+from flashrt_ros.models.streaming_vla.state import TickCache, state_shapes
+from flashrt_ros.runtime.arena import Arena
+from flashrt_ros.runtime.buffers import BufferSpec, Role
+from flashrt_ros.runtime.fingerprint import (
+    Fingerprint,
+    device_family,
+    text_digest,
+    weights_digest,
+)
+from flashrt_ros.runtime.plans import Backend, Plan, ShapeKey
+from flashrt_ros.runtime.random import normal
+
+_TICK = ShapeKey(query=3)
+_STREAM = "action_noise"
+_ROLES = {
+    "key": Role.KV,
+    "value": Role.KV,
+    "recurrent": Role.RECURRENT,
+    "conv": Role.CONV,
+}
+
+
+class StreamingVLAPolicy:
+    """Implements `PolicyModel` for checkpoints of model type "streaming_vla".
+
+    Buffers: the blocks' caches (`layer*.…`); `random.seed` and `random.step`, the ticks done,
+    which also say where in the attention's ring the next tick goes; `io.*`, the inputs;
+    `action.chunk`, the last tick's chunk, and `action.previous`, the one before it, rad.
+    """
+
+    def __init__(self, folder: Path, device: str = "cpu") -> None:
+        self._checkpoint = Checkpoint.load(folder, device)
+        self._device = torch.device(device)
+        config = self._checkpoint.config
+        self.name = f"{config.model_type}:{folder.name}"
+        size = config.image_size
+        self.spec = PolicySpec(
+            cameras={config.camera: (size, size, 3)},
+            joint_names=config.joint_names,
+            chunk_length=config.chunk_length,
+            chunk_dt=config.chunk_dt,
+            tick_period=config.tick_period,
+        )
+        # Normalisation and tokenizer decide what the buffers mean as much as the config does.
+        meaning = [json.dumps(asdict(config), sort_keys=True)]
+        meaning += [(folder / n).read_text() for n in ("normalisation.json", "tokenizer.json")]
+        self.fingerprint = Fingerprint(
+            model=config.model_type,
+            weights=weights_digest(folder, pattern=WEIGHTS),
+            config=text_digest("\0".join(meaning)),
+            dtype="float32",
+            device=device_family(device),
+        )
+
+    def buffer_specs(self) -> list[BufferSpec]:
+        """Every buffer, all of kind fixed: a tick overwrites each, the ring of keys included."""
+        config = self._checkpoint.config
+        joints, chunk = len(config.joint_names), config.chunk_length
+        real, whole = torch.float32, torch.int64
+        specs = [
+            BufferSpec(name, _ROLES[name.rpartition(".")[2]], real, shape)
+            for name, shape in state_shapes(config).items()
+        ]
+        image = (1, config.image_size, config.image_size, 3)
+        return specs + [
+            BufferSpec("random.seed", Role.RANDOM, whole, ()),
+            BufferSpec("random.step", Role.RANDOM, whole, ()),
+            BufferSpec("io.image", Role.IO, torch.uint8, image),
+            BufferSpec("io.joints", Role.IO, real, (1, joints)),
+            BufferSpec("io.instruction", Role.IO, whole, (1, config.instruction_length)),
+            BufferSpec("action.chunk", Role.ACTION, real, (1, chunk, joints)),
+            BufferSpec("action.previous", Role.ACTION, real, (1, chunk, joints)),
+        ]
+
+    def bind(self, arena: Arena, *, seed: int, backend: Backend | str = Backend.EAGER) -> None:
+        """Zero every buffer, write the seed, and capture the tick.
+
+        Until an instruction is written the buffers hold padding only; write one before a tick.
+        """
+        config = self._checkpoint.config
+        for spec in self.buffer_specs():
+            arena[spec.name].zero_()
+        arena["random.seed"].fill_(seed)
+        tensors = {name: arena[name] for name in state_shapes(config)}
+        self._arena = arena
+        with torch.inference_mode():
+            self._cache = TickCache(
+                config, tensors, arena["random.step"], self._checkpoint.network.rotary
+            )
+        self._plan = Plan("tick", self._run, [_TICK], backend)
+        with torch.inference_mode():
+            self._plan.capture(arena)
+
+    def check_instruction(self, text: str) -> None:
+        """Raise ValueError naming the words that it does not know."""
+        self._checkpoint.tokenizer.encode(text)
+
+    def write_instruction(self, text: str) -> None:
+        """Write an instruction into `io.instruction`. Raises as `check_instruction`."""
+        ids = torch.tensor([self._checkpoint.tokenizer.encode(text)], device=self._device)
+        self._arena["io.instruction"].copy_(ids)
+
+    def write_observation(self, images: Mapping[str, np.ndarray], positions: np.ndarray) -> None:
+        """Write `io.image` and `io.joints`; see `PolicyModel.write_observation`."""
+        (camera, shape), *_ = self.spec.cameras.items()
+        if camera not in images:
+            raise ValueError(f"no image of camera {camera!r}, got {sorted(images)}")
+        image = np.asarray(images[camera])
+        if image.shape != shape or image.dtype != np.uint8:
+            raise ValueError(
+                f"image of camera {camera!r} is {image.dtype} {list(image.shape)}, "
+                f"expected uint8 {list(shape)}"
+            )
+        joints = np.asarray(positions, dtype=np.float32)
+        if joints.shape != (len(self.spec.joint_names),):
+            raise ValueError(
+                f"positions have shape {list(joints.shape)}, expected "
+                f"[{len(self.spec.joint_names)}]: {', '.join(self.spec.joint_names)}"
+            )
+        if not np.isfinite(joints).all():
+            raise ValueError(f"positions are not all finite: {joints.tolist()}")
+        self._arena["io.image"].copy_(torch.from_numpy(np.ascontiguousarray(image)[None]))
+        self._arena["io.joints"].copy_(torch.from_numpy(joints[None]))
+
+    def tick(self) -> None:
+        """One replay: a chunk from the inputs and the state, and the state one step on."""
+        with torch.inference_mode():
+            self._plan.replay(_TICK)
+
+    def chunk(self) -> np.ndarray:
+        """The last tick's chunk, a copy: float32 [chunk_length, joints], rad, absolute."""
+        return self._arena["action.chunk"][0].cpu().numpy().copy()
+
+    def _run(self, key: ShapeKey) -> None:
+        arena, network = self._arena, self._checkpoint.network
+        normalisation = self._checkpoint.normalisation
+        joints, chunk, step = arena["io.joints"], arena["action.chunk"], arena["random.step"]
+        state = normalisation.state(joints)
+        features = network.vision(arena["io.image"])
+        hidden = network.tick(features, arena["io.instruction"], state, self._cache)
+        noise = normal(chunk.shape, seed=arena["random.seed"], step=step, stream=_STREAM)
+        actions = network.act(hidden, state, noise)
+        arena["action.previous"].copy_(chunk)
+        chunk.copy_(normalisation.chunk(actions, joints))
+        step.add_(1)
