@@ -20,7 +20,7 @@ class StreamingVLAConfig:
     """What `config.json` of a checkpoint holds. Lengths in tokens or channels, times in s."""
 
     joint_names: tuple[str, ...]
-    camera: str = "scene"
+    camera: str = "camera"
     image_size: int = 64
     tick_period: float = 0.1
     chunk_length: int = 8
