@@ -7,16 +7,20 @@ has arrived, so that a run over DDS is reproducible bit for bit.
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
+from types import FrameType
 from typing import Any
 
 import rclpy
 from rclpy.exceptions import ParameterException
-from rclpy.executors import ExternalShutdownException
+from rclpy.executors import SingleThreadedExecutor
 from rclpy.logging import get_logger
 from rclpy.node import Node
 from rclpy.qos import QoSProfile, qos_profile_system_default
 from rclpy.qos_overriding_options import QoSOverridingOptions
+from rclpy.signals import SignalHandlerOptions
 from rclpy.time import Time
 from rosgraph_msgs.msg import Clock as ClockMessage
 from sensor_msgs.msg import Image, JointState
@@ -264,18 +268,27 @@ class SimArmNode(Node):
 
 def main(args: list[str] | None = None) -> int:
     """Run the node until SIGINT or SIGTERM. Returns the process's exit status."""
-    rclpy.init(args=args)
+    ending = threading.Event()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        ending.set()
+
+    # rclpy's own handlers would take the context away from a callback that is publishing.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)
+    rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
     try:
-        node = SimArmNode()
         try:
-            rclpy.spin(node)
-        finally:
-            node.destroy_node()
-    except (KeyboardInterrupt, ExternalShutdownException):
-        pass
-    except (ValueError, ParameterException) as error:
-        get_logger("sim_arm_node").fatal(str(error))
-        return 1
+            node = SimArmNode()
+        except (ValueError, ParameterException) as error:
+            get_logger("sim_arm_node").fatal(str(error))
+            return 1
+        executor = SingleThreadedExecutor()
+        executor.add_node(node)
+        while not ending.is_set():
+            executor.spin_once(timeout_sec=0.1)
+        executor.shutdown()
+        node.destroy_node()
     finally:
         rclpy.try_shutdown()
     return 0
