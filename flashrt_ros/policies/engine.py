@@ -294,15 +294,20 @@ class PolicyEngine:
     # -- the replay thread -----------------------------------------------------------------
 
     def _run(self) -> None:
-        self._refresh()
         while not self._stopping.is_set():
-            self.session.serve(timeout=0.02)
-            with self._lock:
-                observation, self._mailbox = self._mailbox, None
-            if observation is not None and not self._stopping.is_set():
-                self._on_observation(observation)
-                self._refresh()
-            self._watch()
+            try:
+                self._run_once()
+            except Exception:
+                logger.exception("the replay thread goes on after")
+
+    def _run_once(self) -> None:
+        self.session.serve(timeout=0.02)
+        with self._lock:
+            observation, self._mailbox = self._mailbox, None
+        if observation is not None and not self._stopping.is_set():
+            self._on_observation(observation)
+            self._refresh()
+        self._watch()
 
     def _on_observation(self, observation: Observation) -> None:
         if not self._active:

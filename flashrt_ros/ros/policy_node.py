@@ -7,6 +7,7 @@ ticking; deactivate holds the arm; cleanup frees everything; errors go through t
 
 from __future__ import annotations
 
+import sys
 import time
 import traceback
 from dataclasses import dataclass
@@ -95,7 +96,7 @@ class PolicyNode(LifecycleNode):
         for parameter in PARAMETERS:
             parameter.declare(self)
         self._parts = Parts()
-        self._services: list[Any] = []
+        self._verb_services: list[Any] = []
         self._verb_group = ReentrantCallbackGroup()
         self._status = self.create_publisher(RuntimeStatus, "~/status", qos.LATCHED)
         self._diagnostics: DiagnosticsPublisher | None = None
@@ -221,7 +222,7 @@ class PolicyNode(LifecycleNode):
         )
         self._runner = VerbRunner(self, parts.engine, read(self, "verb_timeout"))
         parts.capsules = CapsuleServices(self, parts.engine, self._runner, self._verb_group)
-        self._services = [
+        self._verb_services = [
             self.create_service(kind, name, callback, callback_group=self._verb_group)
             for kind, name, callback in (
                 (Verb, "~/interrupt", self._on_interrupt),
@@ -234,9 +235,9 @@ class PolicyNode(LifecycleNode):
     def _teardown(self) -> None:
         """Free whatever exists, newest first; tolerates a half-built state."""
         parts, self._parts = self._parts, Parts()
-        for service in self._services:
+        for service in self._verb_services:
             self.destroy_service(service)
-        self._services = []
+        self._verb_services = []
         for part in (parts.capsules, parts.inputs):
             if part is not None:
                 part.destroy()
@@ -371,3 +372,7 @@ class PolicyNode(LifecycleNode):
 def main(args: list[str] | None = None) -> int:
     """Entry point of the executable `policy_node`."""
     return run_node(PolicyNode, args, threads=6)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
