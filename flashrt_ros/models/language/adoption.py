@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Takes a transformers language model and its checkpoint as they are."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
+
+from flashrt_ros.models.language.attention import ATTENTION
+from flashrt_ros.models.language.geometry import LayerGeometry, check_supported, probe
+from flashrt_ros.models.language.model import LanguageModel
+from flashrt_ros.runtime import (
+    Backend,
+    Fingerprint,
+    device_family,
+    text_digest,
+    weights_digest,
+)
+from flashrt_ros.runtime.errors import InvalidArgument, Unsupported
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+# Config entries that say where and how a checkpoint is kept, not what it computes.
+_INCIDENTAL = frozenset(
+    {"_name_or_path", "transformers_version", "architectures", "torch_dtype", "dtype"}
+)
+
+
+def adopt(
+    model_or_path: str | os.PathLike[str] | nn.Module,
+    *,
+    max_context: int,
+    dtype: torch.dtype | str | None = None,
+    device: str | torch.device = "cpu",
+    backend: Backend | str = Backend.EAGER,
+    chunk: int = 256,
+    gguf_file: str | None = None,
+) -> LanguageModel:
+    """Adopt a causal language model: its state will live in an arena, its tokens stay the same.
+
+    Args:
+        model_or_path: a checkpoint directory (safetensors, sharded or not; a GGUF file's directory
+            with `gguf_file`; or the path of the GGUF file), or a transformers model in memory,
+            whose attention implementation is changed.
+        max_context: tokens that a state has room for.
+        dtype: of weights and rows; None: the checkpoint's. A GGUF file is dequantised, to float32
+            unless said otherwise.
+        backend: how plans are replayed.
+        chunk: tokens of a whole prefill piece.
+
+    Raises:
+        Unsupported: the model cannot be adopted; found from the config, before weights are read.
+        InvalidArgument: an argument's value cannot be meant.
+        FileNotFoundError: there is no such checkpoint.
+    """
+    if max_context < 1 or chunk < 1:
+        raise InvalidArgument(f"max_context {max_context}, chunk {chunk}: expected 1 or more")
+    chunk = min(chunk, max_context)
+    place = torch.device(device)
+    kind = Backend(backend)
+    if kind is Backend.CUDA_GRAPH and place.type != "cuda":
+        raise Unsupported(f"backend cuda_graph needs a CUDA device, not {place}")
+    wanted = _dtype(dtype)
+    tokenizer: Any = None
+    if isinstance(model_or_path, nn.Module):
+        module = model_or_path
+        config = module.config
+        if wanted is not None:
+            module = module.to(dtype=wanted)
+        wanted = next(module.parameters()).dtype
+        geometry = _geometry(config, wanted, max_context)
+        module.set_attn_implementation(ATTENTION)  # type: ignore[operator]
+        weights = module_digest(module)
+    else:
+        directory, gguf_file = _locate(model_or_path, gguf_file)
+        options: dict[str, Any] = {"gguf_file": gguf_file} if gguf_file else {}
+        config = AutoConfig.from_pretrained(directory, local_files_only=True, **options)
+        wanted = wanted or _stored_dtype(config, bool(gguf_file))
+        geometry = _geometry(config, wanted, max_context)
+        module = AutoModelForCausalLM.from_pretrained(
+            directory,
+            dtype=wanted,
+            attn_implementation=ATTENTION,
+            local_files_only=True,
+            **options,
+        )
+        weights = weights_digest(directory, pattern=gguf_file or "*.safetensors")
+        tokenizer = _tokenizer(directory, options)
+    module = module.to(device=place).eval().requires_grad_(False)
+    text = config.get_text_config(decoder=True)
+    settings = config_text(config) + f"\nmax_context {max_context} chunk {chunk}"
+    return LanguageModel(
+        module=module,
+        geometry=geometry,
+        fingerprint=Fingerprint(
+            model=config.model_type,
+            weights=weights,
+            config=text_digest(settings),
+            dtype=str(wanted).removeprefix("torch."),
+            plan=str(kind),
+            device=device_family(place),
+        ),
+        vocabulary=text.vocab_size,
+        max_context=max_context,
+        chunk=chunk,
+        backend=kind,
+        device=place,
+        tokenizer=tokenizer,
+    )
+
+
+def config_text(config: PretrainedConfig) -> str:
+    """What a config says about the computation, in one canonical text."""
+    entries = {k: v for k, v in config.to_dict().items() if k not in _INCIDENTAL}
+    return json.dumps(entries, sort_keys=True, default=str)
+
+
+def module_digest(module: nn.Module) -> str:
+    """SHA-256 (hex) over names and bytes of a model in memory."""
+    total = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        data = tensor.detach().cpu().contiguous().flatten()
+        total.update(f"{name} {data.dtype} {tuple(tensor.shape)}\n".encode())
+        total.update(memoryview(data.view(torch.uint8).numpy()))
+    return total.hexdigest()
+
+
+def _geometry(
+    config: PretrainedConfig, dtype: torch.dtype, max_context: int
+) -> tuple[LayerGeometry, ...]:
+    check_supported(config)
+    return probe(config, dtype=dtype, max_context=max_context)
+
+
+def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    if dtype is None or isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype not in DTYPES:
+        raise InvalidArgument(f"dtype {dtype!r}: expected one of {', '.join(DTYPES)}")
+    return DTYPES[dtype]
+
+
+def _stored_dtype(config: PretrainedConfig, gguf: bool) -> torch.dtype:
+    stored = None if gguf else getattr(config.get_text_config(decoder=True), "dtype", None)
+    return _dtype(stored) or torch.float32
+
+
+def _locate(path: str | os.PathLike[str], gguf_file: str | None) -> tuple[Path, str | None]:
+    place = Path(path)
+    if place.is_file() and place.suffix == ".gguf":
+        return place.parent, place.name
+    if not place.is_dir():
+        raise FileNotFoundError(
+            f"no checkpoint at {place}: expected a directory with config.json and safetensors, or a "
+            "GGUF file; models are not downloaded"
+        )
+    if gguf_file is None and not (place / "config.json").exists():
+        files = sorted(place.glob("*.gguf"))
+        if len(files) == 1:
+            return place, files[0].name
+        raise FileNotFoundError(f"{place} has no config.json and {len(files)} GGUF files")
+    return place, gguf_file
+
+
+def _tokenizer(directory: Path, options: dict[str, Any]) -> Any:
+    known = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+    if not options and not any((directory / name).exists() for name in known):
+        return None
+    return AutoTokenizer.from_pretrained(directory, local_files_only=True, **options)

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A language model bound to one arena: the plans that move its state forward.
+
+State between two replays, all of it in buffers:
+
+    position         tokens that the cache has seen; counts the rows
+    tokens.history   those tokens
+    tokens.pending   the token that was chosen and not yet seen, or -1
+    logits           for the token after the last one seen
+    exact            leading tokens that whole aligned chunks computed, see `LanguageModel.pieces`
+
+A prefill replay sees given tokens. A choice replay chooses the pending token from the logits. A
+step replay sees the pending token and chooses the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from flashrt_ros.models.language.cache import ArenaCache, Frame
+from flashrt_ros.models.language.forward import call
+from flashrt_ros.models.language.geometry import ROWS
+from flashrt_ros.models.language.sampling import (
+    SEED,
+    Sampling,
+    draw,
+    read_settings,
+    sampling_specs,
+    signed,
+    write_settings,
+)
+from flashrt_ros.runtime import Arena, BufferSpec, Kind, Plan, Role, ShapeKey, bucket_for
+from flashrt_ros.runtime.errors import InvalidArgument, NotReady
+
+if TYPE_CHECKING:
+    from flashrt_ros.models.language.model import LanguageModel
+
+INPUT = "tokens.input"
+HISTORY = "tokens.history"
+PENDING = "tokens.pending"
+LOGITS = "logits"
+EXACT = "exact"
+
+NONE = -1
+"""Value of the pending token when there is none."""
+
+
+def token_specs(vocabulary: int, max_context: int, chunk: int) -> list[BufferSpec]:
+    """The buffers of the state that no layer owns."""
+    return [
+        BufferSpec(ROWS, Role.META, torch.int64, ()),
+        BufferSpec(EXACT, Role.META, torch.int64, ()),
+        BufferSpec(INPUT, Role.IO, torch.int64, (chunk,)),
+        BufferSpec(
+            HISTORY, Role.META, torch.int64, (max_context,), Kind.APPEND, row_counter=ROWS
+        ),
+        BufferSpec(PENDING, Role.META, torch.int64, ()),
+        BufferSpec(LOGITS, Role.IO, torch.float32, (vocabulary,)),
+        *sampling_specs(),
+    ]
+
+
+class Decoder:
+    """One live state of a language model. Make it with `LanguageModel.bind`.
+
+    Everything that a replay reads is in the arena: after a restore the decoder goes on from there.
+    Not thread-safe; the replay thread owns it.
+    """
+
+    def __init__(self, model: LanguageModel, arena: Arena, *, seed: int = 0) -> None:
+        self.model = model
+        self.arena = arena
+        self._frame = Frame(arena[ROWS])
+        self._cache = ArenaCache(model.geometry, arena, self._frame)
+        buckets = model.buckets
+        self._prefill = Plan(
+            "prefill",
+            self._run_prefill,
+            [ShapeKey(length, bucket) for bucket in buckets for length in model.piece_lengths],
+            model.backend,
+        )
+        self._choice = Plan(
+            "choice", self._run_choice, [ShapeKey(0, bucket) for bucket in buckets], model.backend
+        )
+        self._step = Plan(
+            "step", self._run_step, [ShapeKey(1, bucket) for bucket in buckets], model.backend
+        )
+        arena[PENDING].fill_(NONE)
+        arena[SEED].fill_(signed(seed))
+        write_settings(arena, Sampling())
+        pool = None
+        for plan in self.plans:
+            pool = plan.capture(arena, pool)
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        return (self._step, self._choice, self._prefill)
+
+    # -- the state, read on the host (synchronises a CUDA device)
+
+    @property
+    def position(self) -> int:
+        """Tokens that the cache has seen."""
+        return int(self.arena[ROWS])
+
+    @property
+    def pending(self) -> int | None:
+        """The token that was chosen and not yet seen."""
+        token = int(self.arena[PENDING])
+        return None if token == NONE else token
+
+    @property
+    def exact(self) -> bool:
+        """Whether a cold prefill of the same tokens would give this very state, bit for bit."""
+        return int(self.arena[EXACT]) == self.position
+
+    @property
+    def room(self) -> int:
+        """Tokens that still fit."""
+        return self.model.max_context - self.position
+
+    def tokens(self) -> list[int]:
+        """The tokens seen, and the pending one."""
+        seen: list[int] = self.arena[HISTORY][: self.position].tolist()
+        return seen if self.pending is None else [*seen, self.pending]
+
+    def logits(self) -> torch.Tensor:
+        """Logits of the token after the last one seen: the buffer, float32 [vocabulary]."""
+        return self.arena[LOGITS]
+
+    # -- replays
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        """See one piece of tokens: a length that `LanguageModel.pieces` gives. One replay.
+
+        A pending token is forgotten: who wants it seen puts it first.
+
+        Raises:
+            InvalidArgument: no such piece, a token outside the vocabulary, or no room; nothing
+                was changed.
+        """
+        length = len(tokens)
+        if length not in self.model.piece_lengths:
+            raise InvalidArgument(f"a piece of {length} tokens: cut prompts with pieces()")
+        size = self.arena[LOGITS].shape[0]
+        bad = next((token for token in tokens if not 0 <= token < size), None)
+        if bad is not None:
+            raise InvalidArgument(f"token {bad} is not in the vocabulary of {size}")
+        key = ShapeKey(length, self._bucket(length))
+        self.arena[INPUT][:length].copy_(torch.tensor(tokens, dtype=torch.int64))
+        self._prefill.replay(key)
+
+    def choose(self) -> int:
+        """Choose the pending token from the logits. One replay.
+
+        Raises:
+            NotReady: nothing was seen yet, so there are no logits.
+        """
+        position = self.position
+        if position == 0:
+            raise NotReady("no token was seen yet: prefill a prompt before choosing a token")
+        self._choice.replay(ShapeKey(0, bucket_for(position, self.model.buckets)))
+        return int(self.arena[PENDING])
+
+    def step(self) -> int:
+        """See the pending token and choose the next one. One replay.
+
+        Raises:
+            NotReady: no token is pending.
+            InvalidArgument: the context is full.
+        """
+        if self.pending is None:
+            raise NotReady("no token is pending: choose one before the step")
+        self._step.replay(ShapeKey(1, self._bucket(1)))
+        return int(self.arena[PENDING])
+
+    def set_sampling(self, sampling: Sampling) -> None:
+        """How the next tokens are chosen; part of the state from now on."""
+        write_settings(self.arena, sampling)
+
+    @property
+    def sampling(self) -> Sampling:
+        """The settings in the state."""
+        return read_settings(self.arena)
+
+    def _bucket(self, more: int) -> int:
+        position = self.position
+        if position + more > self.model.max_context:
+            raise InvalidArgument(
+                f"{position} tokens were seen and {more} more do not fit the context of "
+                f"{self.model.max_context}"
+            )
+        return bucket_for(position + more, self.model.buckets)
+
+    # -- what a replay runs: reads and writes buffers only
+
+    def _run_prefill(self, key: ShapeKey) -> None:
+        self._see(self.arena[INPUT][: key.query], key)
+        self.arena[PENDING].fill_(NONE)
+
+    def _run_choice(self, key: ShapeKey) -> None:
+        arena = self.arena
+        history = arena[HISTORY][: key.bucket]
+        arena[PENDING].copy_(draw(arena, arena[LOGITS], history, arena[ROWS]))
+
+    def _run_step(self, key: ShapeKey) -> None:
+        self._see(self.arena[PENDING].view(1), key)
+        self._run_choice(key)
+
+    @torch.no_grad()
+    def _see(self, tokens: torch.Tensor, key: ShapeKey) -> None:
+        arena = self.arena
+        position = arena[ROWS]
+        rows = torch.arange(key.query, device=arena.device) + position
+        self._frame.bucket = key.bucket
+        logits, _ = call(self.model.module, tokens[None], rows[None], self._cache)
+        arena[LOGITS].copy_(logits[0, -1])
+        arena[HISTORY].index_copy_(0, rows, tokens)
+        if key.query == self.model.chunk:
+            exact = arena[EXACT]
+            exact.add_(torch.where(exact == position, key.query, 0))
+        position.add_(key.query)

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A transformers language model adopted: its weights, and what a live state of it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from flashrt_ros.models.language.decoder import Decoder, token_specs
+from flashrt_ros.models.language.geometry import LayerGeometry
+from flashrt_ros.runtime import Arena, Backend, BufferSpec, Fingerprint
+
+SMALLEST_BUCKET = 256
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """Weights and geometry; immutable, so any number of live states can share it.
+
+    Attributes:
+        module: the transformers model, on its device, in evaluation mode.
+        geometry: the buffers of each decoder layer.
+        fingerprint: what capsules of its states are bound to.
+        vocabulary: number of logits.
+        max_context: tokens that a state has room for.
+        chunk: tokens of a whole prefill piece.
+        tokenizer: of the checkpoint, or None when it has none.
+    """
+
+    module: nn.Module
+    geometry: tuple[LayerGeometry, ...]
+    fingerprint: Fingerprint
+    vocabulary: int
+    max_context: int
+    chunk: int
+    backend: Backend
+    device: torch.device
+    tokenizer: Any = None
+
+    # -- binding
+
+    def buffer_specs(self) -> list[BufferSpec]:
+        """The closed set of one live state."""
+        layers = [spec for layer in self.geometry for spec in layer.specs]
+        return layers + token_specs(self.vocabulary, self.max_context, self.chunk)
+
+    def bind(self, arena: Arena, *, seed: int = 0) -> Decoder:
+        """Initial values into the arena, plans over it captured.
+
+        Args:
+            arena: made of `buffer_specs()`, on this model's device; more buffers may be in it.
+            seed: of the sampling noise.
+        """
+        return Decoder(self, arena, seed=seed)
+
+    def arena(self) -> Arena:
+        """An arena for one live state."""
+        return Arena(self.buffer_specs(), self.device)
+
+    # -- shapes
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        """Rows that attention can be made to read: powers of two, and the whole context last."""
+        sizes = []
+        size = SMALLEST_BUCKET
+        while size < self.max_context:
+            sizes.append(size)
+            size *= 2
+        return (*sizes, self.max_context)
+
+    @property
+    def piece_lengths(self) -> tuple[int, ...]:
+        """Lengths that prefill has plans for.
+
+        Eager plans cost nothing, so there is one for every length. Captured ones do: the rest of a
+        prompt is then cut into powers of two.
+        """
+        if self.backend is Backend.EAGER:
+            return tuple(range(1, self.chunk + 1))
+        lengths = {self.chunk}
+        length = 1
+        while length < self.chunk:
+            lengths.add(length)
+            length *= 2
+        return tuple(sorted(lengths))
+
+    def aligned_length(self, tokens: int) -> int:
+        """The longest prefix of `tokens` tokens that whole chunks compute.
+
+        Going on from a capsule taken there is bit-identical to a cold prefill.
+        """
+        return tokens // self.chunk * self.chunk
+
+    def pieces(self, start: int, stop: int) -> Iterator[int]:
+        """Lengths to prefill tokens start .. stop in.
+
+        Chunks start at multiples of the chunk, wherever `start` is: kernels of recurrent layers
+        round differently for other cuts, so this is what makes a prefill repeatable.
+        """
+        while start < stop:
+            border = min(self.aligned_length(start) + self.chunk, stop)
+            length = max(n for n in self.piece_lengths if n <= border - start)
+            yield length
+            start += length

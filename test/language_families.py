@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small random checkpoints of every tested family, and what transformers itself makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from flashrt_ros.models.language.forward import call
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": 160,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 4096,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_DELTA_NET: dict[str, Any] = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+    "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+}
+_MAMBA: dict[str, Any] = {
+    "mamba_d_head": 16,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 1,
+    "mamba_chunk_size": 32,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen3": {},
+    "qwen3_5_text": _DELTA_NET,
+    "qwen3_next": {
+        **_DELTA_NET,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+    },
+    "lfm2": {
+        "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+        "tie_word_embeddings": False,
+    },
+    "falcon_h1": {**_MAMBA, "mamba_d_ssm": 64, "mamba_n_heads": 4},
+    "bamba": {**_MAMBA, "mamba_n_heads": 8, "attn_layer_indices": [1, 3]},
+    "gemma3_text": {
+        "sliding_window": 48,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        "num_hidden_layers": 3,
+        "tie_word_embeddings": False,  # tied and random, it would say the last token again
+    },
+    "olmo_hybrid": _DELTA_NET,
+}
+
+
+def config_of(family: str, **changes: Any) -> Any:
+    return CONFIG_MAPPING[family](**{**_SIZES, **FAMILIES[family], **changes})
+
+
+def save_checkpoint(family: str, folder: Path, *, dtype: Any = torch.float32, **changes: Any) -> Path:
+    """A random checkpoint whose logits are spread, so that greedy decoding is not a tie."""
+    torch.manual_seed(len(family) * 7 + 1)
+    model = AutoModelForCausalLM.from_config(config_of(family, **changes), dtype=torch.float32)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1 and "conv" not in name:
+                parameter.normal_(0.0, 0.25 if "embed" not in name else 1.0)
+    model.to(dtype).save_pretrained(folder)
+    return folder
+
+
+def tokens_of(count: int, seed: int = 0, size: int = 160) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, size, (count,), generator=generator).tolist()
+
+
+class Reference:
+    """The checkpoint in transformers, unadopted: its own cache, its own attention."""
+
+    def __init__(self, folder: Path, dtype: Any = torch.float32, attention: str = "sdpa") -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, attn_implementation=attention
+        ).eval()
+        self.cache = DynamicCache(config=self.model.config)
+        self.position = 0
+
+    @torch.no_grad()
+    def see(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Logits after the last token, float32 [vocabulary]."""
+        positions = torch.arange(len(tokens))[None] + self.position
+        logits, _ = call(self.model, torch.tensor([list(tokens)]), positions, self.cache)
+        self.position += len(tokens)
+        return logits[0, -1].float()
