@@ -137,6 +137,8 @@ class Plan:
 
     def _run_eagerly(self) -> None:
         self.active = Backend.EAGER
+        # The first call loads kernels and code, which a first tick must not wait for.
+        self.fn(self.keys[0])
         for key in self.keys:
             self._ready[key] = _bound(self.fn, key)
 

@@ -257,7 +257,8 @@ class SimArmNode(Node):
             known = ", ".join(sorted(self._saved)) or "none"
             response.message = f"no world is saved as {slot!r}; saved are: {known}"
         else:
-            self._world.load(self._saved[slot])
+            # ROS time goes on: nodes take a clock that jumps back for a bag that starts again.
+            self._world.load(self._saved[slot], now_ns=self._world.time_ns)
             self._pacing.after_jump()
             self.publish_state()
             response.tick = self._world.tick

@@ -62,6 +62,10 @@ class Trajectory:
             np.concatenate([self.at(now_ns)[None], positions[to_come]]),
         )
 
+    def shifted(self, by_ns: int) -> Trajectory:
+        """The same set points, later by `by_ns`."""
+        return Trajectory(self.times_ns + by_ns, self.positions)
+
     def to_json(self) -> dict[str, Any]:
         """Plain values; floats survive JSON exactly."""
         return {"times_ns": self.times_ns.tolist(), "positions": self.positions.tolist()}

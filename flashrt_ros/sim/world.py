@@ -93,8 +93,8 @@ class ArmWorld:
         """
         if lamp_colour is not None:
             _check_colour(lamp_colour)
-        self._seed = seed
         self._layout = draw_layout(seed)
+        self._seed = seed
         self._tick = 0
         self._begin_ns = self._time_ns
         data, layout = self._data, self._layout
@@ -230,18 +230,19 @@ class ArmWorld:
         }
         return json.dumps(book).encode() + b"\n" + state.tobytes()
 
-    def load(self, data: bytes) -> None:
-        """Put back what `save` returned, sim time included.
+    def load(self, data: bytes, now_ns: int | None = None) -> None:
+        """Put back what `save` returned: sim time included, or going on at `now_ns`.
 
-        Raises ValueError, and changes nothing, if data was not made by `save` of this version.
+        Nothing but stamps depends on when an episode began, so both continue the same. Raises ValueError, and changes nothing, if data was not made by `save` of this version.
         """
         book, state, trajectory = self._parse(data)
         self._seed, self._tick = book["seed"], book["tick"]
         self._layout = draw_layout(self._seed)
-        self._time_ns, self._begin_ns = book["time_ns"], book["begin_ns"]
+        shift_ns = 0 if now_ns is None else now_ns - book["time_ns"]
+        self._time_ns, self._begin_ns = book["time_ns"] + shift_ns, book["begin_ns"] + shift_ns
         self._lamp_colour, self._lamp_from, self._lamp_until, self._last_cue = book["lamp"]
         self._touching, self._touching_ns = book["touch"]
-        self._trajectory = trajectory
+        self._trajectory = trajectory.shifted(shift_ns)
         mujoco.mj_setState(self._model, self._data, state, _STATE)
         mujoco.mj_kinematics(self._model, self._data)
 
