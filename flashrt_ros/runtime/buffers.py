@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 
 import torch
 
@@ -168,6 +169,17 @@ class BufferTable:
 
     def __iter__(self) -> Iterator[BufferSpec]:
         return iter(self.specs)
+
+    def __getitem__(self, name: str) -> BufferSpec:
+        """The specification of this name. Raises InvalidArgument."""
+        try:
+            return self._by_name[name]
+        except KeyError:
+            raise InvalidArgument(f"no buffer {name!r} in the table") from None
+
+    @cached_property
+    def _by_name(self) -> dict[str, BufferSpec]:
+        return {spec.name: spec for spec in self.specs}
 
     def counters(self) -> tuple[str, ...]:
         """Names of the row counters, sorted."""

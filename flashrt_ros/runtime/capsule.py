@@ -4,14 +4,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .fingerprint import Fingerprint
 from .lineage import BoundaryRecord
 from .memory import Block
 from .rows import RowsRef
+
+if TYPE_CHECKING:
+    from .directory import StoredCapsule
 
 
 class Tier(str, Enum):
@@ -115,18 +118,31 @@ class FixedImage:
     """The bytes of all fixed buffers, shared by the branches of a fork."""
 
     block: Block
-    holders: int = 0
+    owners: set[str] = field(default_factory=set)  # ids of capsules
+
+    def release(self, capsule_id: str) -> int:
+        """One owner less; the last one gives the memory back. Returns the bytes given back."""
+        self.owners.discard(capsule_id)
+        if self.owners:
+            return 0
+        self.block.release()
+        return self.block.nbytes
 
 
 @dataclass(eq=False)
 class Capsule:
-    """A stored capsule: what it is, and where its bytes are. The store alone changes the latter."""
+    """A stored capsule: what it is, and where its bytes are. The store alone changes the latter.
+
+    On tier DISK `fixed` is None and `rows` are held by nobody: rows that others kept in memory
+    are found again through them.
+    """
 
     meta: CapsuleMeta
     tier: Tier = Tier.DEVICE
     pinned: bool = False
-    fixed: FixedImage | None = None  # None: on disk only
-    rows: tuple[RowsRef | None, ...] = ()  # one for each row group of the arena
+    fixed: FixedImage | None = None
+    rows: tuple[RowsRef | None, ...] = ()  # one for each row group
+    stored: StoredCapsule | None = None  # the file, when there is one
     last_used: int = 0
 
     @property

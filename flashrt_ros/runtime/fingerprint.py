@@ -79,7 +79,9 @@ class Fingerprint:
         if differing:
             raise FingerprintMismatch(
                 "the capsule belongs to another state: "
-                + "; ".join(f"{f} is {mine!r} here, {theirs!r} there" for f, mine, theirs in differing)
+                + "; ".join(
+                    f"{f} is {mine!r} here, {theirs!r} there" for f, mine, theirs in differing
+                )
                 + f" (policy {policy.value}); load the checkpoint and settings it was made with"
             )
 
@@ -117,7 +119,9 @@ def weights_digest(path: str | Path, *, pattern: str = "*.safetensors", full: bo
     directory = Path(path)
     files = sorted(directory.glob(pattern))
     if not files:
-        raise FileNotFoundError(f"no {pattern} in {directory}; expected a checkpoint's weights there")
+        raise FileNotFoundError(
+            f"no {pattern} in {directory}; expected a checkpoint's weights there"
+        )
     state = [[f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in files]
     cache = directory / _CACHE_NAME
     if not full:

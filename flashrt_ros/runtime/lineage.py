@@ -81,3 +81,32 @@ class Lineage:
         while record is not None:
             yield record
             record = self._records.get(record.parent)
+
+    def target(
+        self,
+        *,
+        count: int | None = None,
+        boundary: int | None = None,
+        before_ns: int | None = None,
+    ) -> BoundaryRecord:
+        """The ancestor that exactly one of these names. Raises InvalidArgument when none is."""
+        given = [value for value in (count, boundary, before_ns) if value is not None]
+        if len(given) != 1:
+            raise InvalidArgument(
+                "a rollback needs exactly one of count, boundary, before_ns and name; "
+                f"got {len(given)}"
+            )
+        if count is not None and count < 1:
+            raise InvalidArgument(f"rollback by {count} boundaries; expected 1 or more")
+        for back, record in enumerate(self.ancestors()):
+            if (
+                back == count
+                or record.number == boundary
+                or (before_ns is not None and record.stamp_ns <= before_ns)
+            ):
+                return record
+        raise InvalidArgument(
+            f"rollback target (count={count}, boundary={boundary}, before_ns={before_ns}) is not "
+            f"on the lineage of live boundary {self.live.number} (step {self.live.step}); "
+            "use restore() for another branch"
+        )

@@ -11,6 +11,8 @@ import ctypes
 import mmap
 import threading
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -79,17 +81,23 @@ class Block:
 
 
 class Pool:
-    """Blocks of one device, recycled by size. Thread-safe."""
+    """Blocks of one device, recycled by size. Thread-safe.
+
+    While anybody reads (`reading`), what is given back waits: memory is never recycled under a
+    copy, and a reader need not know who drops what meanwhile.
+    """
 
     def __init__(
         self, device: torch.device, *, pinned: bool = False, keep_bytes: int = 256 << 20
     ) -> None:
         self.device = device
-        self.pinned = pinned
-        self.keep_bytes = keep_bytes  # free memory that is kept for the next request
         self.used_bytes = 0
         self.free_bytes = 0
+        self._pinned = pinned
+        self._keep_bytes = keep_bytes  # free memory that is kept for the next request
         self._free: defaultdict[int, list[Tensor]] = defaultdict(list)
+        self._readers = 0
+        self._waiting: list[Tensor] = []
         self._lock = threading.Lock()
 
     def take(self, nbytes: int) -> Block:
@@ -98,14 +106,14 @@ class Pool:
         Raises torch.OutOfMemoryError or MemoryError / OSError when there is no memory.
         """
         with self._lock:
-            waiting = self._free.get(nbytes)
-            data = waiting.pop() if waiting else None
+            known = self._free.get(nbytes)
+            data = known.pop() if known else None
             if data is not None:
                 self.free_bytes -= nbytes
             self.used_bytes += nbytes
         if data is None:
             try:
-                data = allocate(nbytes, self.device, pinned=self.pinned)
+                data = allocate(nbytes, self.device, pinned=self._pinned)
             except BaseException:
                 with self._lock:
                     self.used_bytes -= nbytes
@@ -114,13 +122,35 @@ class Pool:
 
     def put_back(self, block: Block) -> None:
         with self._lock:
-            self.used_bytes -= block.nbytes
-            if self.free_bytes + block.nbytes <= self.keep_bytes:
-                self._free[block.nbytes].append(block.data)
-                self.free_bytes += block.nbytes
+            if self._readers:
+                self._waiting.append(block.data)
+            else:
+                self._keep(block.data)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Nothing that was in use when this was entered is recycled before it is left."""
+        with self._lock:
+            self._readers += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._readers -= 1
+                if not self._readers:
+                    for data in self._waiting:
+                        self._keep(data)
+                    self._waiting.clear()
 
     def trim(self) -> None:
         """Let go of all free memory."""
         with self._lock:
             self._free.clear()
             self.free_bytes = 0
+
+    def _keep(self, data: Tensor) -> None:
+        nbytes = data.numel()
+        self.used_bytes -= nbytes
+        if nbytes and self.free_bytes + nbytes <= self._keep_bytes:
+            self._free[nbytes].append(data)
+            self.free_bytes += nbytes

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import torch
 
@@ -84,7 +85,7 @@ class Plan:
         self._warmup = warmup
         self._ready: dict[ShapeKey, Callable[[], object]] = {}
 
-    def capture(self, arena: Arena, pool: object | None = None) -> object | None:
+    def capture(self, arena: Arena, pool: Any = None) -> Any:
         """Prepare every key. Returns the CUDA memory pool, to be shared with the next plan.
 
         The arena is sealed by it. Raises Unsupported for CUDA graphs off a CUDA device.
@@ -155,14 +156,14 @@ class Plan:
             self._ready.clear()
             self._run_eagerly()
 
-    def _capture_graphs(self, arena: Arena, pool: object | None) -> object:
+    def _capture_graphs(self, arena: Arena, pool: Any) -> Any:
         if arena.device.type != "cuda":
             raise Unsupported(
-                f"plan {self.name}: CUDA graphs need an arena on a CUDA device, not {arena.device}; "
-                "use backend 'eager' or 'compiled'"
+                f"plan {self.name}: CUDA graphs need a CUDA device, not {arena.device}; "
+                "there the back ends are 'eager' and 'compiled'"
             )
         shared = pool if pool is not None else torch.cuda.graph_pool_handle()
-        side = torch.cuda.Stream(arena.device)
+        side = torch.cuda.Stream(arena.device)  # type: ignore[no-untyped-call]
         # largest first: smaller graphs then fit into the memory of the pool
         for key in sorted(self.keys, reverse=True):
             side.wait_stream(torch.cuda.current_stream(arena.device))

@@ -45,6 +45,7 @@ class Slab:
     block: Block
     filled: int  # first row that nobody has taken
     holders: int = 0  # capsules and copies that end here, and held slabs that hang on this one
+    guests: int = 0  # of these the copies under way
     tips: dict[str, int] = field(default_factory=dict)  # capsule id -> stop, capsules ending here
     children: set[Slab] = field(default_factory=set)  # held slabs that hang on this one
 
@@ -62,6 +63,28 @@ class Slab:
             parts.append(plane[start - self.start : stop - self.start])
             offset += size
         return parts
+
+    def close(self) -> None:
+        """Take no more rows: the memory is about to be copied elsewhere."""
+        self.filled = self.start + self.capacity
+
+    def users(self) -> Iterator[str]:
+        """Ids of the capsules whose path leads through here."""
+        waiting = [self]
+        while waiting:
+            slab = waiting.pop()
+            yield from slab.tips
+            waiting.extend(slab.children)
+
+    def being_filled(self) -> bool:
+        """A capsule that is not visible yet has this slab on its path."""
+        waiting = [self]
+        while waiting:
+            slab = waiting.pop()
+            if slab.guests:
+                return True
+            waiting.extend(slab.children)
+        return False
 
     def shared_stop(self, capsule_id: str, child: Slab | None) -> int:
         """Rows below this are also held by others than this capsule (through this child)."""
@@ -156,6 +179,8 @@ def hold(ref: RowsRef | None, capsule_id: str = "") -> None:
         return
     if capsule_id:
         ref.slab.tips[capsule_id] = ref.stop
+    else:
+        ref.slab.guests += 1
     slab: Slab | None = ref.slab
     while slab is not None:
         slab.holders += 1
@@ -171,6 +196,8 @@ def release(ref: RowsRef | None, capsule_id: str = "") -> int:
         return 0
     if capsule_id:
         del ref.slab.tips[capsule_id]
+    else:
+        ref.slab.guests -= 1
     freed = 0
     slab: Slab | None = ref.slab
     while slab is not None:

@@ -1,22 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where capsules are kept: an index by id, name and boundary, over memory."""
+"""Where capsules are kept: device memory, host memory, disk."""
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
+from . import shelving
 from .arena import Arena, RowGroup
 from .capsule import Capsule, CapsuleInfo, CapsuleMeta, FixedImage, Tier
-from .errors import NameTaken, UnknownCapsule
-from .memory import Pool
+from .catalog import Catalog
+from .directory import BadFile, CapsuleDirectory
+from .errors import (
+    FingerprintMismatch,
+    InvalidArgument,
+    NoSpace,
+    RuntimeFault,
+    UnknownCapsule,
+    Unsupported,
+)
+from .layout import Geometry
+from .mover import Mover
 from .rows import RowsRef, Span, alive, extended, hold, own_rows, release, stop_of, truncated
+from .tiers import Budgets, Counters, Memory, TierStatistics
 
-Ref = "str | Capsule | CapsuleInfo"
+Rows = tuple["RowsRef | None", ...]
 
 
 @dataclass(frozen=True)
@@ -24,38 +38,85 @@ class Reservation:
     """Memory for a capsule that is being copied; `publish` or `abandon` it."""
 
     image: FixedImage
-    rows: tuple[RowsRef | None, ...]
-    new: tuple[tuple[RowGroup, Span], ...] = field(default=())
+    rows: Rows
+    new: tuple[tuple[RowGroup, Span], ...] = ()
 
 
 class Store:
-    """Capsules of one model, shared by any number of its sessions. Thread-safe."""
+    """Capsules of one model, shared by any number of its sessions. Thread-safe.
 
-    def __init__(self, device: str | torch.device = "cpu") -> None:
+    A tier over its budget sheds what was not used for longest: device to host to disk, in the
+    background. Pinned capsules stay where they are. What no tier has room for is dropped if it is
+    unnamed; a named capsule is never dropped unasked, then NoSpace is raised instead.
+
+    With a `directory` the capsules in it are there too, on tier disk.
+    """
+
+    def __init__(
+        self,
+        device: str | torch.device = "cpu",
+        *,
+        directory: str | Path | None = None,
+        budgets: Budgets | None = None,
+    ) -> None:
         self.device = torch.device(device)
+        self.budgets = budgets or Budgets.default(self.device)
         self.lock = threading.RLock()
-        self._pool = Pool(self.device)
-        self._capsules: dict[str, Capsule] = {}
-        self._names: dict[str, Capsule] = {}
-        self._boundaries: dict[tuple[str, int], list[Capsule]] = {}
+        self.memory = Memory(self.device)
+        self.catalog = Catalog()
+        self.counters = Counters()
+        self.directory = None if directory is None else CapsuleDirectory(directory)
+        self.refused: list[BadFile] = []  # files in the directory that are no whole capsules
+        self.geometry: Geometry | None = None
+        self._mover = Mover("flashrt-mover")
+        self._leaving: dict[str, int] = {}  # capsules on their way to a slower tier: bytes
+        self._evicted: deque[CapsuleInfo] = deque(maxlen=4096)
+        self._moving = threading.Lock()  # one move at a time
+        if self.directory is not None:
+            entries, self.refused = self.directory.entries()
+            for stored in entries:
+                self.catalog.add(Capsule(stored.meta, Tier.DISK, stored=stored))
+
+    def adopt(self, geometry: Geometry) -> None:
+        """Learn how the bytes of this store's sessions lie. Raises InvalidArgument for a second."""
+        with self.lock:
+            if self.geometry is None:
+                self.geometry = geometry
+            elif self.geometry != geometry:
+                raise InvalidArgument(
+                    "the store belongs to sessions of another buffer table or row layout "
+                    f"(digest {self.geometry.table.digest()[:12]}, {self.geometry.layout.value}; "
+                    f"this arena {geometry.table.digest()[:12]}, {geometry.layout.value}); "
+                    "give each model its own store"
+                )
 
     # -- making
 
     def reserve(
         self, arena: Arena, trail: Sequence[RowsRef | None], rows: Sequence[int]
     ) -> Reservation:
-        """Memory for the fixed bytes and for the rows that `trail` does not hold."""
+        """Memory for the fixed bytes and for the rows that `trail` does not hold.
+
+        Raises NoSpace when the device tier is full of what cannot leave it.
+        """
+        pool = self.memory.pools[Tier.DEVICE]
         refs: list[RowsRef | None] = []
         new: list[tuple[RowGroup, Span]] = []
         with self.lock:
+            bases = [truncated(alive(live), n) for live, n in zip(trail, rows, strict=True)]
+            need = arena.fixed.numel() + sum(
+                (n - stop_of(base)) * group.layout.row_nbytes
+                for group, base, n in zip(arena.groups, bases, rows, strict=True)
+            )
+            self._make_room(Tier.DEVICE, need)
             try:
-                for group, live, count in zip(arena.groups, trail, rows, strict=True):
-                    base = truncated(alive(live), count)
-                    ref, spans = extended(base, count, group.widths, self._pool)
+                for group, base, count in zip(arena.groups, bases, rows, strict=True):
+                    # making room may have dropped what the base hung on
+                    ref, spans = extended(alive(base), count, group.layout.widths, pool)
                     hold(ref)
                     refs.append(ref)
                     new += [(group, span) for span in spans]
-                image = FixedImage(self._pool.take(arena.fixed.numel()), holders=1)
+                image = FixedImage(pool.take(arena.fixed.numel()))
             except BaseException:
                 for ref in refs:
                     release(ref)
@@ -70,134 +131,300 @@ class Store:
         Raises NameTaken (the reservation is then still the caller's to abandon).
         """
         with self.lock:
-            self.check_name(meta.name, overwrite)
-            older = self._names.get(meta.name) if meta.name else None
-            capsule = Capsule(
-                meta, pinned=pinned, fixed=reservation.image, rows=reservation.rows
-            )
+            self.catalog.check_name(meta.name, overwrite)
+            capsule = Capsule(meta, pinned=pinned, fixed=reservation.image, rows=reservation.rows)
+            reservation.image.owners.add(meta.id)
             for ref in reservation.rows:
                 hold(ref, meta.id)
                 release(ref)
-            self._capsules[meta.id] = capsule
-            self._boundaries.setdefault((meta.session, meta.record.number), []).append(capsule)
-            if older is not None:
-                self.drop(older)
-            if meta.name:
-                self._names[meta.name] = capsule
-            return capsule
+            older = self.catalog.add(capsule)
+        if older is not None:
+            self.drop(older)
+        return capsule
 
     def abandon(self, reservation: Reservation) -> None:
         """Give the memory of a failed copy back."""
         with self.lock:
             for ref in reservation.rows:
                 release(ref)
-            self._release_image(reservation.image)
+            reservation.image.release("")
 
-    def branch(self, source: Capsule, meta: CapsuleMeta, *, overwrite: bool = False) -> Capsule:
+    def branch(self, source: Capsule, meta: CapsuleMeta) -> Capsule:
         """A capsule of its own that shares every byte of `source`."""
         with self.lock, self.reading(source) as (image, rows):
-            image.holders += 1
             for ref in rows:
                 hold(ref)
-            reservation = Reservation(image, rows)
             try:
-                return self.publish(reservation, meta, pinned=False, overwrite=overwrite)
+                made = self.publish(Reservation(image, rows), meta, pinned=False, overwrite=False)
             except BaseException:
-                self.abandon(reservation)
+                for ref in rows:
+                    release(ref)
                 raise
+            made.tier = source.tier
+            return made
 
     # -- finding
+
+    def find(self, ref: str | Capsule | CapsuleInfo) -> Capsule:
+        """The capsule of this id or name. Raises UnknownCapsule."""
+        with self.lock:
+            return self.catalog.find(ref)
 
     def check_name(self, name: str, overwrite: bool) -> None:
         """Raise NameTaken unless the name is free, empty or may be overwritten."""
         with self.lock:
-            if name and name in self._names and not overwrite:
-                raise NameTaken(
-                    f"a capsule named {name!r} exists (id {self._names[name].id}); "
-                    "choose another name or ask to overwrite it"
-                )
-
-    def find(self, ref: str | Capsule | CapsuleInfo) -> Capsule:
-        """The capsule of this id or name. Raises UnknownCapsule."""
-        key = ref if isinstance(ref, str) else ref.id
-        with self.lock:
-            capsule = self._capsules.get(key) or self._names.get(key)
-            if capsule is None:
-                raise UnknownCapsule(
-                    f"no capsule has the id or name {key!r}; {len(self._capsules)} are stored, "
-                    f"named: {', '.join(sorted(self._names)) or 'none'}"
-                )
-            return capsule
+            self.catalog.check_name(name, overwrite)
 
     def at_boundary(self, session: str, number: int) -> Capsule | None:
         """The newest capsule of a session's boundary."""
         with self.lock:
-            known = self._boundaries.get((session, number))
-            return known[-1] if known else None
-
-    def capsules(self) -> list[Capsule]:
-        with self.lock:
-            return list(self._capsules.values())
+            return self.catalog.at_boundary(session, number)
 
     def info(self, capsule: Capsule) -> CapsuleInfo:
+        """The capsule as listed; on disk `own_bytes` counts its file without shared pieces."""
         with self.lock:
             own = shared = 0
-            if capsule.fixed is not None:
-                if capsule.fixed.holders > 1:
-                    shared += capsule.fixed.block.nbytes
-                else:
-                    own += capsule.fixed.block.nbytes
+            if capsule.fixed is None:
+                if capsule.stored is not None:
+                    own = capsule.stored.header.nbytes
+                    shared = capsule.stored.rows_nbytes
+            else:
+                alone = len(capsule.fixed.owners) == 1
+                own, shared = (
+                    capsule.fixed.block.nbytes if mine else 0 for mine in (alone, not alone)
+                )
                 for ref in capsule.rows:
-                    if ref is None:
-                        continue
-                    width = sum(ref.slab.widths)
-                    rows = own_rows(ref, capsule.id)
-                    own += rows * width
-                    shared += (stop_of(ref) - rows) * width
+                    if ref is not None:
+                        width = sum(ref.slab.widths)
+                        rows = own_rows(ref, capsule.id)
+                        own += rows * width
+                        shared += (ref.stop - rows) * width
             return CapsuleInfo(capsule.meta, capsule.tier, capsule.pinned, own, shared)
+
+    def infos(self) -> list[CapsuleInfo]:
+        """Every capsule, in the order in which they were made or found."""
+        with self.lock:
+            return [self.info(capsule) for capsule in self.catalog]
 
     # -- using
 
     @contextmanager
-    def reading(
-        self, capsule: Capsule
-    ) -> Iterator[tuple[FixedImage, tuple[RowsRef | None, ...]]]:
-        """The capsule's bytes, kept from being given back meanwhile."""
-        with self.lock:
-            image, rows = capsule.fixed, capsule.rows
-            if image is None or capsule.id not in self._capsules:
-                raise UnknownCapsule(f"capsule {capsule.id} was dropped")
-            image.holders += 1
-            for ref in rows:
-                hold(ref)
-        try:
+    def reading(self, capsule: Capsule) -> Iterator[tuple[FixedImage, Rows]]:
+        """The capsule's bytes in memory, read from disk if need be; not recycled meanwhile.
+
+        Raises Corrupt when the file on disk is damaged, UnknownCapsule when it was dropped.
+        """
+        if capsule.fixed is None:
+            self._load(capsule, Tier.HOST if self.device.type == "cuda" else Tier.DEVICE)
+        with self.memory.reading():
+            with self.lock:
+                image, rows = capsule.fixed, capsule.rows
+                if image is None or capsule not in self.catalog:
+                    raise UnknownCapsule(f"capsule {capsule.id} was dropped")
+                self.catalog.touch(capsule)
             yield image, rows
+
+    def drop(self, capsule: Capsule, *, background: bool = False) -> int:
+        """Forget a capsule, on disk too. Returns the bytes given back.
+
+        In the background, files are removed later and not counted.
+        """
+        with self.lock:
+            self.catalog.remove(capsule)
+            freed = self._release(capsule)
+            stored, capsule.stored = capsule.stored, None
+        if stored is not None and self.directory is not None:
+            directory = self.directory
+            if background:
+                self._mover.submit(lambda: directory.remove(capsule.id))
+            else:
+                freed += directory.remove(capsule.id)
+        return freed
+
+    def pin(self, capsule: Capsule, pinned: bool = True) -> None:
+        """Keep a capsule in its tier, or let it be moved again."""
+        with self.lock:
+            capsule.pinned = pinned
+
+    def move(self, capsule: Capsule, tier: Tier) -> None:
+        """Move a capsule to a tier; done when it returns.
+
+        To DISK its file is durable then; from DISK the file stays. Raises NoSpace, Corrupt,
+        Unsupported (no directory), UnknownCapsule; the capsule then is where it was.
+        """
+        with self._moving:
+            if tier is Tier.DISK:
+                self._to_disk(capsule)
+            elif capsule.fixed is None:
+                self._load(capsule, tier)
+            else:
+                shelving.place(self, capsule, tier)
+
+    def persist(self, capsule: Capsule) -> None:
+        """Write a capsule to the directory, and keep it in memory too."""
+        if self.directory is None or self.geometry is None:
+            raise Unsupported("this store has no directory; give it one to keep capsules on disk")
+        with self.reading(capsule) as (image, rows):
+            if capsule.stored is not None:
+                return
+            fixed, planes = shelving.on_cpu(self.geometry, image, rows)
+            budget = self.budgets.disk
+            if budget is not None:
+                with self.lock:
+                    excess = self._disk_bytes() + fixed.numel() - budget
+                    if excess > 0:
+                        self._shed(Tier.DISK, excess)
+            stored = self.directory.write(capsule.meta, self.geometry, fixed, planes)
+        with self.lock:
+            if capsule in self.catalog:
+                capsule.stored = stored
+                return
+        self.directory.remove(capsule.id)  # dropped while it was written
+        raise UnknownCapsule(f"capsule {capsule.id} was dropped")
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait for the moves in the background."""
+        return self._mover.flush(timeout)
+
+    def close(self) -> None:
+        """End the background thread after the move under way."""
+        self._mover.close()
+
+    def take_evicted(self, session: str) -> list[CapsuleInfo]:
+        """Capsules of a session that were dropped to make room since the last call."""
+        if not self._evicted:
+            return []
+        with self.lock:
+            gone = [info for info in self._evicted if info.session == session]
+            for info in gone:
+                self._evicted.remove(info)
+            return gone
+
+    def statistics(self) -> tuple[TierStatistics, ...]:
+        """What each tier holds."""
+        with self.lock:
+            rows = []
+            for tier in Tier:
+                used = free = 0
+                if tier is Tier.DISK:
+                    used = self._disk_bytes()
+                else:
+                    used = self.memory.pools[tier].used_bytes
+                    free = self.memory.pools[tier].free_bytes
+                count = sum(capsule.tier is tier for capsule in self.catalog)
+                rows.append(TierStatistics(tier, count, used, free, self.budgets.of(tier)))
+            return tuple(rows)
+
+    # -- moving
+
+    def _disk_bytes(self) -> int:
+        return sum(c.stored.header.nbytes for c in self.catalog if c.stored is not None)
+
+    def _release(self, capsule: Capsule) -> int:
+        freed = 0
+        if capsule.fixed is not None:
+            freed += sum(release(ref, capsule.id) for ref in capsule.rows)
+            freed += capsule.fixed.release(capsule.id)
+            capsule.fixed = None
+        return freed
+
+    def _to_disk(self, capsule: Capsule) -> None:
+        self.persist(capsule)
+        with self.lock:
+            if capsule in self.catalog:
+                self._release(capsule)
+                capsule.tier = Tier.DISK
+
+    def _load(self, capsule: Capsule, tier: Tier) -> None:
+        stored, directory, geometry = capsule.stored, self.directory, self.geometry
+        if stored is None or directory is None:
+            raise UnknownCapsule(f"capsule {capsule.id} was dropped")
+        if geometry is None:
+            raise Unsupported("no session uses this store yet: its buffer table is not known")
+        if stored.table != geometry.table:
+            raise FingerprintMismatch(
+                f"capsule {capsule.id} has the buffer table {stored.table.digest()[:12]}, this "
+                f"store's sessions {geometry.table.digest()[:12]}"
+            )
+        with self.lock:
+            self._make_room(tier, stored.header.nbytes + stored.rows_nbytes)
+        pool = self.memory.pools[tier]
+        with self.memory.reading():
+            loaded = shelving.read(directory, stored, geometry, capsule.rows, pool, self.lock)
+            with self.lock:
+                if capsule in self.catalog and capsule.fixed is None:
+                    loaded.image.owners.add(capsule.id)
+                    for ref in loaded.rows:
+                        hold(ref, capsule.id)
+                        release(ref)
+                    capsule.fixed, capsule.rows, capsule.tier = loaded.image, loaded.rows, tier
+                    self.counters.loads += 1
+                    return
+        self.abandon(Reservation(loaded.image, loaded.rows))
+
+    # -- budgets
+
+    def _make_room(self, tier: Tier, need: int) -> None:
+        """Send away what was not used for longest until `need` bytes fit. Under the lock."""
+        budget = self.budgets.of(tier)
+        if budget is None:
+            return
+        leaving = sum(self._leaving.values())
+        excess = self.memory.pools[tier].used_bytes - leaving + need - budget
+        if excess > 0:
+            self._shed(tier, excess)
+
+    def _shed(self, tier: Tier, excess: int) -> None:
+        """Under the lock. Raises NoSpace when nothing can leave the tier."""
+        wanted, shed = excess, False
+        for capsule in self.catalog.least_recently_used():
+            if capsule.tier is not tier or capsule.pinned or capsule.id in self._leaving:
+                continue
+            target = self._below(tier)
+            if target is not None:
+                own = self.info(capsule).own_bytes
+                self._leaving[capsule.id] = own
+                self._mover.submit(lambda c=capsule, t=target: self._demote(c, t))  # type: ignore[misc]
+                excess -= own
+            elif not capsule.name:
+                excess -= self._evict(capsule)
+            else:
+                continue
+            shed = True
+            if excess <= 0:
+                return
+        if not shed:
+            raise NoSpace(
+                f"tier {tier} is {wanted} bytes over its budget of {self.budgets.of(tier)} and "
+                "all it holds is pinned, named or leaving; drop a capsule or raise the budget"
+            )
+
+    def _below(self, tier: Tier) -> Tier | None:
+        if tier is Tier.DEVICE and self.budgets.host != 0:
+            return Tier.HOST
+        if tier is not Tier.DISK and self.directory is not None and self.budgets.disk != 0:
+            return Tier.DISK
+        return None
+
+    def _evict(self, capsule: Capsule) -> int:
+        self._evicted.append(self.info(capsule))
+        self.counters.evictions += 1
+        return self.drop(capsule, background=True)
+
+    def _demote(self, capsule: Capsule, target: Tier) -> None:
+        try:
+            with self.lock:
+                if capsule not in self.catalog:
+                    return
+                if target is Tier.HOST:
+                    self._make_room(target, self.info(capsule).own_bytes)
+            self.move(capsule, target)
+            self.counters.demotions += 1
+        except UnknownCapsule:
+            pass  # dropped meanwhile
+        except RuntimeFault:
+            self.counters.failures += 1
+            raise
         finally:
             with self.lock:
-                self._release_image(image)
-                for ref in rows:
-                    release(ref)
-
-    def drop(self, capsule: Capsule) -> int:
-        """Forget a capsule. Returns the bytes given back."""
-        with self.lock:
-            if self._capsules.pop(capsule.id, None) is None:
-                raise UnknownCapsule(f"capsule {capsule.id} was dropped already")
-            if self._names.get(capsule.name) is capsule:
-                del self._names[capsule.name]
-            key = (capsule.meta.session, capsule.boundary)
-            self._boundaries[key].remove(capsule)
-            if not self._boundaries[key]:
-                del self._boundaries[key]
-            freed = sum(release(ref, capsule.id) for ref in capsule.rows)
-            if capsule.fixed is not None:
-                freed += self._release_image(capsule.fixed)
-            return freed
-
-    def _release_image(self, image: FixedImage) -> int:
-        image.holders -= 1
-        if image.holders:
-            return 0
-        freed = image.block.nbytes
-        image.block.release()
-        return freed
+                self._leaving.pop(capsule.id, None)

@@ -6,6 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .capsule import Capsule, CapsuleInfo
+from .rows import slabs_of
+from .store import Store
+
 
 @dataclass(frozen=True)
 class AutoSnapshots:
@@ -20,16 +24,55 @@ class AutoSnapshots:
     keep: int = 256
 
 
-def least_missed(steps: Sequence[int]) -> int:
+def least_missed(numbers: Sequence[int]) -> int:
     """Index of the snapshot to let go: smallest (gap that it would leave) / (its age).
 
-    `steps` ascend; the last one is the present and is never chosen. Needs two or more.
+    `numbers` ascend; the last one is the present and is never chosen. Needs two or more.
     """
-    now = steps[-1]
+    now = numbers[-1]
     best, best_loss = 0, float("inf")
-    for index in range(len(steps) - 1):
-        before = steps[index - 1] if index else steps[0] - 1
-        loss = (steps[index + 1] - before) / (now - steps[index] + 1)
+    for index in range(len(numbers) - 1):
+        before = numbers[index - 1] if index else numbers[0] - 1
+        loss = (numbers[index + 1] - before) / (now - numbers[index] + 1)
         if loss < best_loss:
             best, best_loss = index, loss
     return best
+
+
+class AutoKeeper:
+    """The automatic snapshots of one session."""
+
+    def __init__(self, auto: AutoSnapshots, store: Store) -> None:
+        self.auto = auto
+        self._store = store
+        self._kept: list[Capsule] = []  # by boundary, ascending
+        self._bound = 0  # no less than the bytes that they hold
+
+    def add(self, capsule: Capsule) -> None:
+        self._kept.append(capsule)
+        self._bound += self._store.info(capsule).own_bytes
+
+    def forget(self, capsule_id: str) -> None:
+        """It was dropped by somebody else."""
+        self._kept = [capsule for capsule in self._kept if capsule.id != capsule_id]
+
+    def thin(self) -> list[CapsuleInfo]:
+        """Drop what is too much. Returns what was dropped."""
+        dropped: list[CapsuleInfo] = []
+        allowed = self.auto.budget_bytes
+        if self._bound > allowed:
+            self._bound = self._held_bytes()
+            if self._bound > allowed:
+                allowed -= allowed // 8  # a little further, or every boundary would count again
+        while len(self._kept) > 1 and (len(self._kept) > self.auto.keep or self._bound > allowed):
+            victim = self._kept.pop(least_missed([c.boundary for c in self._kept]))
+            dropped.append(self._store.info(victim))
+            self._bound -= self._store.drop(victim, background=True)
+        return dropped
+
+    def _held_bytes(self) -> int:
+        with self._store.lock:
+            kept = [capsule for capsule in self._kept if capsule.fixed is not None]
+            refs = [ref for capsule in kept for ref in capsule.rows]
+            rows = sum(slab.block.nbytes for slab in slabs_of(refs))
+            return rows + sum(c.fixed.block.nbytes for c in kept if c.fixed is not None)

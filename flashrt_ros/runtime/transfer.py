@@ -50,8 +50,8 @@ def thaw(arena: Arena, image: FixedImage, rows: Trail, trail: Trail) -> Copied:
             parts = span.slab.planes(span.start, span.stop)
             for plane, part in zip(group.planes, parts, strict=True):
                 copy_bytes(plane[span.start : span.stop], part)
-        shared += same * group.row_nbytes
-        copied += (stop_of(stored) - same) * group.row_nbytes
+        shared += same * group.layout.row_nbytes
+        copied += (stop_of(stored) - same) * group.layout.row_nbytes
         rows_shared += same
         rows_copied += stop_of(stored) - same
     synchronise(arena.device)
@@ -65,20 +65,20 @@ def thaw_roles(
     copied = shared = rows_copied = rows_shared = 0
     for spec in arena.table:
         if spec.kind is Kind.FIXED and spec.role in roles:
-            start, size = arena.span(spec.name)
-            arena.fixed[start : start + size].copy_(image.block.data[start : start + size])
-            copied += size
+            span = arena.geometry.span(spec.name)
+            arena.fixed[span].copy_(image.block.data[span])
+            copied += spec.nbytes
     for group, stored, live in zip(arena.groups, rows, trail, strict=True):
-        columns = [column for column in group.columns if column.spec.role in roles]
+        columns = [column for column in group.layout.columns if column.spec.role in roles]
         if not columns:
             continue
         same = common_rows(stored, live)
-        for span in spans(stored, same):
-            parts = span.slab.planes(span.start, span.stop)
+        for part in spans(stored, same):
+            planes = part.slab.planes(part.start, part.stop)
             for column in columns:
                 cut = slice(column.offset, column.offset + column.nbytes)
-                target = group.planes[column.plane][span.start : span.stop, cut]
-                target.copy_(parts[column.plane][:, cut])
+                target = group.planes[column.plane][part.start : part.stop, cut]
+                target.copy_(planes[column.plane][:, cut])
         width = sum(column.nbytes for column in columns)
         shared += same * width
         copied += (stop_of(stored) - same) * width
@@ -101,12 +101,13 @@ def state_digest(arena: Arena, rows: dict[str, int]) -> str:
 
 def _digest(arena: Arena, spec: BufferSpec, rows: dict[str, int]) -> str:
     if spec.kind is Kind.FIXED:
-        start, size = arena.span(spec.name)
-        data = arena.fixed[start : start + size]
+        data = arena.fixed[arena.geometry.span(spec.name)]
     else:
         data = arena.row_bytes(spec.name)[: rows[spec.row_counter]]
     return hashlib.sha256(_buffer(data)).hexdigest()
 
 
 def _buffer(data: torch.Tensor) -> memoryview:
-    return memoryview(data.contiguous().cpu().numpy()).cast("B") if data.numel() else memoryview(b"")
+    if not data.numel():
+        return memoryview(b"")
+    return memoryview(data.contiguous().cpu().numpy()).cast("B")  # type: ignore[arg-type]

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Moving a capsule's bytes between memory tiers, and between memory and disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .capsule import Capsule, FixedImage, Tier
+from .directory import CapsuleDirectory, StoredCapsule
+from .errors import Corrupt, UnknownCapsule
+from .layout import Geometry, RowLayout
+from .memory import Block, Pool, copy_bytes, synchronise
+from .rows import RowsRef, Slab, alive, hold, release, spans, stop_of
+from .tiers import Part, fastest_tier, parts_of
+
+if TYPE_CHECKING:
+    from .store import Store
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A capsule read from disk; each of `rows` is held once."""
+
+    image: FixedImage
+    rows: tuple[RowsRef | None, ...]
+
+
+def place(store: Store, capsule: Capsule, tier: Tier) -> None:
+    """Move a capsule that is in memory to another memory tier.
+
+    Only parts that no capsule of a faster tier uses are moved. One call at a time.
+    """
+    memory = store.memory
+    with memory.reading():
+        with store.lock:
+            if capsule not in store.catalog or capsule.fixed is None:
+                raise UnknownCapsule(f"capsule {capsule.id} was dropped")
+            before, capsule.tier = capsule.tier, tier
+            moves: list[tuple[Part, Block, Block]] = []
+            try:
+                for part in parts_of(capsule):
+                    wanted = fastest_tier(part, store.catalog)
+                    if memory.tier_of(part) is not wanted:
+                        if isinstance(part, Slab):
+                            part.close()
+                        new = memory.pools[wanted].take(part.block.nbytes)
+                        moves.append((part, part.block, new))
+            except BaseException:
+                capsule.tier = before
+                for _, _, new in moves:
+                    new.release()
+                raise
+        for _, old, new in moves:
+            copy_bytes(new.data, old.data)
+        synchronise(store.device)
+        with store.lock:
+            for part, old, new in moves:
+                gone = part.dead if isinstance(part, Slab) else not part.owners
+                if gone or part.block is not old:
+                    new.release()
+                else:
+                    part.block = new
+                    old.release()
+
+
+def on_cpu(
+    geometry: Geometry, image: FixedImage, rows: Sequence[RowsRef | None]
+) -> tuple[Tensor, list[list[Tensor]]]:
+    """A capsule's bytes as the directory writes them: fixed, and each group's whole planes."""
+    planes = []
+    for layout, ref in zip(geometry.groups, rows, strict=True):
+        parts = [span.slab.planes(span.start, span.stop) for span in spans(ref)]
+        planes.append(
+            [
+                torch.cat([part[index].cpu() for part in parts])
+                if parts
+                else torch.empty(0, width, dtype=torch.uint8)
+                for index, width in enumerate(layout.widths)
+            ]
+        )
+    return image.block.data.cpu(), planes
+
+
+def read(
+    directory: CapsuleDirectory,
+    stored: StoredCapsule,
+    geometry: Geometry,
+    known: Sequence[RowsRef | None],
+    pool: Pool,
+    lock: AbstractContextManager[object],
+) -> Loaded:
+    """Read and check a capsule from disk. Rows that are still in memory (`known`) are not read.
+
+    Raises Corrupt; nothing is left behind then.
+    """
+    rows: list[RowsRef | None] = []
+    image = FixedImage(pool.take(geometry.fixed_nbytes))
+    try:
+        staged = torch.zeros(geometry.fixed_nbytes, dtype=torch.uint8)
+        for spec, data in directory.fixed(stored):
+            if len(data) != spec.nbytes:
+                raise Corrupt(f"{stored.header.path}: {spec.name} has {len(data)} bytes")
+            staged[geometry.span(spec.name)] = _tensor(data)
+        copy_bytes(image.block.data, staged)
+        for index, layout in enumerate(geometry.groups):
+            with lock:
+                ref = alive(known[index]) if known else None
+                hold(ref)
+                rows.append(ref)
+            for piece in stored.pieces:
+                if piece.counter == layout.counter and piece.stop > stop_of(rows[index]):
+                    start = stop_of(rows[index])
+                    slab = _slab(layout, rows[index], start, piece.stop, pool)
+                    for column, (_, stored_rows) in zip(
+                        layout.columns, directory.rows(stored, piece), strict=True
+                    ):
+                        part = _tensor(stored_rows).view(piece.stop - piece.start, column.nbytes)
+                        plane = slab.planes(start, piece.stop)[column.plane]
+                        cut = slice(column.offset, column.offset + column.nbytes)
+                        plane[:, cut].copy_(part[start - piece.start :])
+                    with lock:
+                        longer = RowsRef(slab, piece.stop)
+                        hold(longer)
+                        release(rows[index])
+                        rows[index] = longer
+        synchronise(pool.device)
+    except BaseException:
+        with lock:
+            for ref in rows:
+                release(ref)
+            image.release("")
+        raise
+    return Loaded(image, tuple(rows))
+
+
+def _slab(layout: RowLayout, parent: RowsRef | None, start: int, stop: int, pool: Pool) -> Slab:
+    block = pool.take((stop - start) * layout.row_nbytes)
+    return Slab(parent, start, stop - start, layout.widths, block, stop)
+
+
+def _tensor(data: bytearray) -> Tensor:
+    return torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
