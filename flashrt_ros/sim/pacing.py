@@ -124,6 +124,7 @@ class LockstepPacing:
         self.granted = granted
         self._outputs = outputs
         self._world = world
+        self._republish_period = republish_period
         self._command_timeout = command_timeout
         self.pending_ns: int | None = None
         self._offered_wall = time.monotonic()
@@ -177,10 +178,10 @@ class LockstepPacing:
 
     def _republish(self) -> None:
         self._outputs.publish_clock()
-        if self.pending_ns is None:
+        waited = time.monotonic() - self._offered_wall
+        if self.pending_ns is None or waited < self._republish_period:
             return
         self._outputs.publish_observation()
-        waited = time.monotonic() - self._offered_wall
         if waited >= self._command_timeout:
             self._outputs.warn(
                 f"no command for the observation at {self.pending_ns * 1e-9:.3f} s for "
