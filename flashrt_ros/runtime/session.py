@@ -58,6 +58,7 @@ class Session:
         self.seed = seed
         self.epoch = 0
         self.needs_reset = False
+        self.fault = ""
         self._policy = policy
         self._state = LiveState(arena, self.store)
         self._lineage = Lineage(
@@ -168,7 +169,7 @@ class Session:
             check_name(name)
             self.store.check_name(name, overwrite)
             capsule = self._freeze(name, tuple(tags), pinned=pin, overwrite=overwrite)
-            self._emit(EventKind.SNAPSHOT, self.store.info(capsule))
+            self._emit(EventKind.SNAPSHOT, capsule)
             return capsule
 
     def restore(
@@ -240,6 +241,22 @@ class Session:
             self._emit(EventKind.EPOCH)
             return self.epoch
 
+    def require(
+        self, *, expected_boundary: int | None = None, expected_epoch: int | None = None
+    ) -> None:
+        """For verbs of the layers above: refuse as a verb of this session would.
+
+        Raises NeedsReset, Cancelled (closed), StaleBoundary or StaleEpoch.
+        """
+        with self._verb("require", expected_boundary, expected_epoch):
+            pass
+
+    def invalidate(self, reason: str) -> None:
+        """A replay failed half-way: no boundary describes the buffers; only `reset` is accepted."""
+        self._state.forget_trail()
+        self.needs_reset = True
+        self.fault = reason
+
     def fork(
         self,
         ref: Ref | None = None,
@@ -272,7 +289,7 @@ class Session:
             if ref is None:
                 self.store.drop(source)
             for branch in branches:
-                self._emit(EventKind.FORK, self.store.info(branch))
+                self._emit(EventKind.FORK, branch)
             return branches
 
     def capsules(self) -> list[CapsuleInfo]:
@@ -353,7 +370,7 @@ class Session:
                 raise errors.Cancelled(f"session {self.id} is closed")
             if sound and self.needs_reset:
                 raise errors.NeedsReset(
-                    f"session {self.id}: a copy into the live state failed half-way; call reset()"
+                    f"session {self.id} must be reset: {self.fault}"
                 )
             if boundary is not None and boundary != self.live.number:
                 raise errors.StaleBoundary(
@@ -421,8 +438,9 @@ class Session:
             self._state.check_sizes(capsule, image, rows)
             try:
                 copied = self._state.thaw(image, rows, values, roles)
-            except errors.NeedsReset:
+            except errors.NeedsReset as fault:
                 self.needs_reset = True
+                self.fault = str(fault)
                 raise
         self._go_to(capsule, roles)
         self.needs_reset = False
@@ -473,7 +491,7 @@ class Session:
     def _snapshot_automatically(self, keeper: AutoKeeper) -> None:
         capsule = self._freeze("", ("auto",))
         keeper.add(capsule)
-        self._emit(EventKind.SNAPSHOT, self.store.info(capsule))
+        self._emit(EventKind.SNAPSHOT, capsule)
         for info in keeper.thin():
             self._emit(EventKind.DROP, info)
 
@@ -486,12 +504,13 @@ class Session:
     def _emit(
         self,
         kind: EventKind,
-        info: CapsuleInfo | None = None,
+        subject: CapsuleInfo | Capsule | None = None,
         report: RestoreReport | None = None,
     ) -> None:
         index = self._event_index
         self._event_index += 1
         if self._subscribers:
+            info = self.store.info(subject) if isinstance(subject, Capsule) else subject
             self._subscribers.tell(Event(kind, index, self.live, self.epoch, info, report))
 
 
