@@ -158,9 +158,7 @@ class Recorder:
     def episodes(self) -> Episodes:
         types = (np.uint8, np.float32, np.int64, np.float32, np.float32, np.int64)
         columns = zip(*self._rows, strict=True)
-        return Episodes(
-            *(np.stack(c).astype(t)[None] for c, t in zip(columns, types, strict=True))
-        )
+        return Episodes(*(np.stack(c).astype(t)[None] for c, t in zip(columns, types, strict=True)))
 
 
 def _expert_episode(seed: int) -> Episodes:

@@ -176,9 +176,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     arguments = parser.parse_args()
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    trials = evaluate(
-        arguments.checkpoint, arguments.first, arguments.seeds, arguments.processes
-    )
+    trials = evaluate(arguments.checkpoint, arguments.first, arguments.seeds, arguments.processes)
     summary = summarise(trials)
     for way, counts in summary.items():
         print(f"{way:30} {counts['successes']:4}/{counts['trials']:<4} {counts['share']:.1%}")

@@ -79,10 +79,11 @@ def report_vision(encoder: VisionEncoder, scenes: Scenes, normalisation: Normali
     places = scene[..., :2].numpy() * PLACE_SCALE + PLACE_MEAN
     off = np.linalg.norm(places - scenes.places[-HELD_OUT:], axis=-1) * 1e3
     targets = scene_targets(scenes, normalisation)[-HELD_OUT:, :, 2:]
-    joints = ((scene[..., 2:] - targets).abs() * normalisation.state_std[:GOAL_JOINTS]).flatten(0, 1)
+    joints = (scene[..., 2:] - targets).abs() * normalisation.state_std[:GOAL_JOINTS]
+    joints = joints.flatten(0, 1)
     p95 = np.round(np.quantile(joints.numpy(), 0.95, axis=0), 4).tolist()
     return (
-        f"held out: places off by {np.median(off):.1f} mm in the median, {np.quantile(off, 0.95):.1f}"
-        f" mm at 95 %; joint goals at 95 %: {p95} rad; "
+        f"held out: places off by {np.median(off):.1f} mm in the median, "
+        f"{np.quantile(off, 0.95):.1f} mm at 95 %; joint goals at 95 %: {p95} rad; "
         f"lamp right {100 * (lamps == scenes.lamps[-HELD_OUT:]).mean():.2f} %"
     )

@@ -45,9 +45,9 @@ class Sequences:
 @torch.inference_mode()
 def encode_episodes(checkpoint: Checkpoint, episodes: Episodes) -> Sequences:
     """Run the encoder over every image."""
-    encoder, features = checkpoint.network.vision, []
-    for index in tqdm(range(len(episodes)), desc="encoding episodes", mininterval=5):
-        features.append(encoder(torch.from_numpy(np.array(episodes.images[index]))))
+    encoder = checkpoint.network.vision
+    bar = tqdm(range(len(episodes)), desc="encoding episodes", mininterval=5)
+    features = [encoder(torch.from_numpy(np.array(episodes.images[index]))) for index in bar]
     rest = (torch.from_numpy(np.array(getattr(episodes, f.name))) for f in fields(Sequences)[1:])
     return Sequences(torch.stack(features), *rest)
 

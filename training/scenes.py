@@ -39,8 +39,10 @@ def _pose(draw: np.random.Generator, tops: np.ndarray) -> np.ndarray:
     if kind < 0.50:
         return expert.inverse_kinematics(aim) + draw.normal(0, 0.02, 5)
     if kind < 0.80:
-        lifted = expert.inverse_kinematics(aim + [0.0, 0.0, draw.uniform(0, 0.1)])
-        other = expert.inverse_kinematics(expert.touch_point(tops)[draw.integers(4)] + [0, 0, 0.08])
+        up = np.array([0.0, 0.0, draw.uniform(0, 0.1)])
+        lifted = expert.inverse_kinematics(aim + up)
+        over = expert.touch_point(tops)[draw.integers(4)] + np.array([0.0, 0.0, 0.08])
+        other = expert.inverse_kinematics(over)
         begin = HOME if draw.random() < 0.6 else other
         return begin + draw.random() * (lifted - begin) + draw.normal(0, 0.05, 5)
     radius, azimuth = draw.uniform(0.15, 0.42), draw.uniform(-1.1, 1.1)

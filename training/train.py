@@ -59,9 +59,7 @@ def train(out: Path, data: Path, runs: Path, processes: int) -> None:
     print(f"wrote {out} after {(time.monotonic() - begin) / 60:.0f} minutes")
 
 
-def _expert_sequences(
-    checkpoint: Checkpoint, data: Path, runs: Path, processes: int
-) -> Sequences:
+def _expert_sequences(checkpoint: Checkpoint, data: Path, runs: Path, processes: int) -> Sequences:
     cache = runs / "expert_features.pt"
     if (stored := load_state(cache)) is None:
         episodes = make_expert_episodes(EXPERT_EPISODES, data / "expert", processes)

@@ -83,7 +83,7 @@ class PolicyTrainer:
         }
 
     def train(self, data: Sequences, recipe: Recipe, state_file: Path, name: str) -> None:
-        """Optimise; goes on from state_file where it was interrupted. Ends with averaged weights."""
+        """Optimise, going on from state_file where interrupted. Ends with averaged weights."""
         modules = nn.ModuleList([self.network, self.readouts])
         trained = [p for p in modules.parameters() if p.requires_grad]
         optimizer = torch.optim.AdamW(

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The small arm that the demonstration and the tests drive. The core (all but node) needs no ROS."""
+"""The small arm that the demonstration and the tests drive. All but node needs no ROS."""

@@ -50,7 +50,7 @@ def _rays() -> np.ndarray:
 
 @functools.cache
 def _colours() -> tuple[np.ndarray, int]:
-    """Albedo of each geom, float64 [ngeom + 1, 3] (the last row: nothing hit), and the bulb's id."""
+    """Albedo of each geom, float64 [ngeom + 1, 3] (last row: nothing hit), and the bulb's id."""
     model = load_model()
     table = np.concatenate([model.geom_rgba[:, :3].astype(np.float64), _BACKGROUND[None]])
     return table, model.geom("lamp_bulb").id

@@ -36,9 +36,7 @@ def inverse_kinematics(points: np.ndarray) -> np.ndarray:
     cosine = (UPPER_ARM**2 + span**2 - FOREARM**2) / (2 * UPPER_ARM * span)
     elevation = np.arctan2(height, radius) + np.arccos(np.clip(cosine, -1.0, 1.0))
     shoulder = np.pi / 2 - elevation
-    down = -np.arctan2(
-        height - UPPER_ARM * np.cos(shoulder), radius - UPPER_ARM * np.sin(shoulder)
-    )
+    down = -np.arctan2(height - UPPER_ARM * np.cos(shoulder), radius - UPPER_ARM * np.sin(shoulder))
     waist = np.arctan2(points[..., 1], points[..., 0])
     return np.stack(
         [waist, shoulder, down - shoulder, np.pi / 2 - down, np.zeros_like(waist)], axis=-1
@@ -76,7 +74,7 @@ def reach_goal(joints: np.ndarray, block_tops: np.ndarray) -> np.ndarray:
 
 
 def step_towards(joints: np.ndarray, goal: np.ndarray, seconds: float) -> np.ndarray:
-    """Joints after a synchronised motion towards goal: the one with the longest way at MAX_SPEED."""
+    """Joints after a synchronised motion towards goal: the longest way at MAX_SPEED."""
     way = goal - joints
     longest = np.abs(way).max(axis=-1, keepdims=True)
     return joints + way * np.minimum(1.0, MAX_SPEED * seconds / np.maximum(longest, 1e-9))

@@ -25,7 +25,7 @@ class Trajectory:
         return cls(np.zeros(1, dtype=np.int64), np.array(positions, dtype=np.float64)[None])
 
     def at(self, time_ns: int) -> np.ndarray:
-        """Set point at a time, float64 [joints]; the last one is held, before the first it is it."""
+        """Set point at a time, float64 [joints]; before the first and after the last, those."""
         index = int(np.searchsorted(self.times_ns, time_ns, side="right"))
         if index == 0:
             return self.positions[0]

@@ -7,8 +7,9 @@ that decides the future is in `save()`: a world that is put back continues bit f
 
 from __future__ import annotations
 
+import functools
 import json
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 
 import mujoco
 import numpy as np
@@ -69,6 +70,19 @@ class SimTruth:
     block_positions: np.ndarray
 
 
+@dataclass(frozen=True)
+class _Lamp:
+    """Shows `colour` in ticks `begin` .. `end` - 1; `last` is the colour shown last."""
+
+    colour: str
+    begin: int
+    end: int
+    last: str
+
+    def at(self, tick: int) -> str:
+        return self.colour if self.begin <= tick < self.end else DARK
+
+
 class ArmWorld:
     """One arm on its table. Not thread safe.
 
@@ -79,9 +93,6 @@ class ArmWorld:
     def __init__(self, seed: int = 0) -> None:
         self._model = load_model()
         self._data = mujoco.MjData(self._model)
-        self._tip_site = self._model.site("tip").id
-        self._tip_geom = self._model.geom("fingertip").id
-        self._block_geoms = {self._model.geom(f"block_{c}").id: c for c in COLOURS}
         self._time_ns = 0
         self.reset(seed)
 
@@ -107,10 +118,9 @@ class ArmWorld:
         data.mocap_quat[:, 3] = np.sin(layout.yaws / 2)
         mujoco.mj_forward(self._model, data)
         self._trajectory = Trajectory.hold(layout.start)
-        self._lamp_colour = layout.cue if lamp_colour is None else lamp_colour
-        self._lamp_from, self._lamp_until = 0, CUE_TICKS
-        self._last_cue = self._lamp_colour
-        self._touching, self._touching_ns = "", 0
+        cue = layout.cue if lamp_colour is None else lamp_colour
+        self._lamp = _Lamp(cue, 0, CUE_TICKS, last=cue)
+        self._touch = ("", 0)
         self._update_touch(0)
 
     @property
@@ -131,7 +141,7 @@ class ArmWorld:
     @property
     def lamp(self) -> str:
         """The colour shown now, or "dark"."""
-        return self._lamp_colour if self._lamp_from <= self._tick < self._lamp_until else DARK
+        return self._lamp.at(self._tick)
 
     def observe(self) -> SimObservation:
         """Image and joints now. Taking one changes nothing: twice gives the same bytes."""
@@ -140,9 +150,7 @@ class ArmWorld:
         image = camera.render(
             data, self.lamp, self._layout.light, self._layout.brightness, (self._seed, frame)
         )
-        return SimObservation(
-            self._time_ns, image, JOINT_NAMES, data.qpos.copy(), data.qvel.copy()
-        )
+        return SimObservation(self._time_ns, image, JOINT_NAMES, data.qpos.copy(), data.qvel.copy())
 
     def joints(self) -> tuple[np.ndarray, np.ndarray]:
         """Positions, float64 [5] rad, and velocities, float64 [5] rad/s, without an image."""
@@ -176,8 +184,8 @@ class ArmWorld:
             self._update_touch(PHYSICS_NS)
             if (self._time_ns - self._begin_ns) % TICK_NS == 0:
                 self._tick += 1
-                if self._lamp_from <= self._tick < self._lamp_until:
-                    self._last_cue = self._lamp_colour
+                if self.lamp != DARK:
+                    self._lamp = replace(self._lamp, last=self.lamp)
         # Positions of the bodies belong to qpos as it is now (mj_step leaves them a step behind).
         mujoco.mj_kinematics(self._model, self._data)
 
@@ -193,8 +201,8 @@ class ArmWorld:
         _check_colour(colour)
         if ticks < 1:
             raise ValueError(f"ticks is {ticks}, expected at least 1")
-        self._lamp_colour = colour
-        self._lamp_from, self._lamp_until = self._tick + 1, self._tick + 1 + ticks
+        begin = self._tick + 1
+        self._lamp = _Lamp(colour, begin, begin + ticks, self._lamp.last)
 
     def truth(self) -> SimTruth:
         """Ground truth now."""
@@ -204,12 +212,12 @@ class ArmWorld:
             seed=self._seed,
             tick=self._tick,
             lamp=self.lamp,
-            last_cue=self._last_cue,
-            touching=self._touching,
-            touching_for=self._touching_ns * 1e-9,
+            last_cue=self._lamp.last,
+            touching=self._touch[0],
+            touching_for=self._touch[1] * 1e-9,
             joint_names=JOINT_NAMES,
             joint_positions=self._data.qpos.copy(),
-            tip=self._data.site_xpos[self._tip_site].copy(),
+            tip=self._data.site("tip").xpos.copy(),
             block_colours=COLOURS,
             block_positions=tops,
         )
@@ -224,8 +232,8 @@ class ArmWorld:
             "tick": self._tick,
             "time_ns": self._time_ns,
             "begin_ns": self._begin_ns,
-            "lamp": [self._lamp_colour, self._lamp_from, self._lamp_until, self._last_cue],
-            "touch": [self._touching, self._touching_ns],
+            "lamp": astuple(self._lamp),
+            "touch": list(self._touch),
             "trajectory": self._trajectory.to_json(),
         }
         return json.dumps(book).encode() + b"\n" + state.tobytes()
@@ -233,15 +241,16 @@ class ArmWorld:
     def load(self, data: bytes, now_ns: int | None = None) -> None:
         """Put back what `save` returned: sim time included, or going on at `now_ns`.
 
-        Nothing but stamps depends on when an episode began, so both continue the same. Raises ValueError, and changes nothing, if data was not made by `save` of this version.
+        Nothing but stamps depends on when an episode began, so both continue the same.
+        Raises ValueError, and changes nothing, if data was not made by `save` of this version.
         """
         book, state, trajectory = self._parse(data)
         self._seed, self._tick = book["seed"], book["tick"]
         self._layout = draw_layout(self._seed)
         shift_ns = 0 if now_ns is None else now_ns - book["time_ns"]
         self._time_ns, self._begin_ns = book["time_ns"] + shift_ns, book["begin_ns"] + shift_ns
-        self._lamp_colour, self._lamp_from, self._lamp_until, self._last_cue = book["lamp"]
-        self._touching, self._touching_ns = book["touch"]
+        self._lamp = _Lamp(*book["lamp"])
+        self._touch = (book["touch"][0], book["touch"][1])
         self._trajectory = trajectory.shifted(shift_ns)
         mujoco.mj_setState(self._model, self._data, state, _STATE)
         mujoco.mj_kinematics(self._model, self._data)
@@ -261,15 +270,23 @@ class ArmWorld:
         return book, np.frombuffer(body, dtype=np.float64).copy(), trajectory
 
     def _update_touch(self, passed_ns: int) -> None:
+        fingertip, blocks = _touching_geoms()
         touching = ""
         for pair in self._data.contact.geom[: self._data.ncon]:
-            if self._tip_geom in pair:
-                other = int(pair[0] if pair[1] == self._tip_geom else pair[1])
-                touching = self._block_geoms.get(other, touching)
-        self._touching_ns = self._touching_ns + passed_ns if touching == self._touching else 0
-        if not touching:
-            self._touching_ns = 0
-        self._touching = touching
+            if fingertip in pair:
+                other = int(pair[0] if pair[1] == fingertip else pair[1])
+                touching = blocks.get(other, touching)
+        if touching and touching == self._touch[0]:
+            self._touch = (touching, self._touch[1] + passed_ns)
+        else:
+            self._touch = (touching, 0)
+
+
+@functools.cache
+def _touching_geoms() -> tuple[int, dict[int, str]]:
+    """The fingertip's geom, and the blocks' with their colours."""
+    model = load_model()
+    return model.geom("fingertip").id, {model.geom(f"block_{c}").id: c for c in COLOURS}
 
 
 def _check_colour(colour: str) -> None:

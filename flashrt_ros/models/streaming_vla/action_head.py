@@ -51,9 +51,7 @@ class FlowHead(nn.Module):
         self.blocks = nn.ModuleList([_Block(width) for _ in range(blocks)])
         self.norm = nn.LayerNorm(width)
         self.out = nn.Linear(width, chunk_size)
-        frequencies = torch.exp(
-            torch.linspace(math.log(0.5), math.log(100.0), _TIME_FREQUENCIES)
-        )
+        frequencies = torch.exp(torch.linspace(math.log(0.5), math.log(100.0), _TIME_FREQUENCIES))
         self.register_buffer("frequencies", frequencies, persistent=False)
 
     def velocity(self, x: Tensor, t: Tensor, condition: Tensor) -> Tensor:

@@ -77,7 +77,8 @@ class StreamingVLAPolicy:
             for name, shape in state_shapes(config).items()
         ]
         image = (1, config.image_size, config.image_size, 3)
-        return specs + [
+        return [
+            *specs,
             BufferSpec("random.seed", Role.RANDOM, whole, ()),
             BufferSpec("random.step", Role.RANDOM, whole, ()),
             BufferSpec("io.image", Role.IO, torch.uint8, image),

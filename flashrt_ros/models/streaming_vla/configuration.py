@@ -88,4 +88,7 @@ class StreamingVLAConfig:
         known = {field.name for field in dataclasses.fields(cls)}
         if unknown := sorted(set(values) - known):
             raise ValueError(f"{path}: unknown fields {', '.join(unknown)}")
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+        fields: dict[str, Any] = {
+            name: tuple(v) if isinstance(v, list) else v for name, v in values.items()
+        }
+        return cls(**fields)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -67,7 +68,7 @@ class StreamingVLA(nn.Module):
         """
         for layer in self.layers:
             if hasattr(layer, "linear_attn"):
-                delta = layer.linear_attn
+                delta: Any = layer.linear_attn
                 heads = delta.A_log.shape[0]
                 rates = torch.logspace(math.log10(0.003), math.log10(0.5), heads)
                 delta.A_log.data.copy_(rates.log())
