@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from flashrt_ros.models.language import Decoder, LanguageModel, adopt
 from flashrt_ros.models.language.forward import call
 
 _SIZES: dict[str, Any] = {
@@ -81,6 +84,30 @@ def save_checkpoint(family: str, folder: Path, *, dtype: Any = torch.float32, **
                 parameter.normal_(0.0, 0.25 if "embed" not in name else 1.0)
     model.to(dtype).save_pretrained(folder)
     return folder
+
+
+_folders: list[tempfile.TemporaryDirectory[str]] = []
+
+
+@functools.cache
+def checkpoint(family: str) -> Path:
+    """A checkpoint that all tests of this run share; they only read it."""
+    _folders.append(tempfile.TemporaryDirectory())
+    return save_checkpoint(family, Path(_folders[-1].name))
+
+
+@functools.cache
+def adopted(family: str, max_context: int = 600, chunk: int = 64) -> LanguageModel:
+    """The same, adopted."""
+    return adopt(checkpoint(family), max_context=max_context, chunk=chunk)
+
+
+def feed(decoder: Decoder, tokens: Sequence[int]) -> None:
+    """Prefill without a session, in the pieces that a session would take."""
+    start = position = decoder.position
+    for length in decoder.model.pieces(start, start + len(tokens)):
+        decoder.prefill(tokens[position - start : position - start + length])
+        position += length
 
 
 def tokens_of(count: int, seed: int = 0, size: int = 160) -> list[int]:

@@ -3,7 +3,28 @@
 
 from .adoption import adopt
 from .decoder import Decoder
+from .engine import Chunk, Generated, LanguageEngine, Request, Stream
+from .generation import Finish, Generator, Limits, Started, Step
 from .model import LanguageModel
+from .prefix import Exactness, PrefixRegistry, Reuse
 from .sampling import Sampling
 
-__all__ = ["Decoder", "LanguageModel", "Sampling", "adopt"]
+__all__ = [
+    "Chunk",
+    "Decoder",
+    "Exactness",
+    "Finish",
+    "Generated",
+    "Generator",
+    "LanguageEngine",
+    "LanguageModel",
+    "Limits",
+    "PrefixRegistry",
+    "Request",
+    "Reuse",
+    "Sampling",
+    "Started",
+    "Step",
+    "Stream",
+    "adopt",
+]

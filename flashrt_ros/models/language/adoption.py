@@ -112,6 +112,7 @@ def adopt(
         chunk=chunk,
         backend=kind,
         device=place,
+        stop_tokens=_stop_tokens(module, config, tokenizer),
         tokenizer=tokenizer,
     )
 
@@ -167,6 +168,20 @@ def _locate(path: str | os.PathLike[str], gguf_file: str | None) -> tuple[Path, 
             return place, files[0].name
         raise FileNotFoundError(f"{place} has no config.json and {len(files)} GGUF files")
     return place, gguf_file
+
+
+def _stop_tokens(module: nn.Module, config: PretrainedConfig, tokenizer: Any) -> tuple[int, ...]:
+    """End-of-text tokens: what generation config, config and tokenizer name, as generate() does."""
+    found: set[int] = set()
+    text = config.get_text_config(decoder=True)
+    for owner in (getattr(module, "generation_config", None), text):
+        value = getattr(owner, "eos_token_id", None)
+        if value is not None:
+            found.update(value if isinstance(value, list | tuple) else [value])
+            break
+    if getattr(tokenizer, "eos_token_id", None) is not None:
+        found.add(tokenizer.eos_token_id)
+    return tuple(sorted(found))
 
 
 def _tokenizer(directory: Path, options: dict[str, Any]) -> Any:

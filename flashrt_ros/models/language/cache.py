@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers.cache_utils import (
     Cache,
@@ -31,11 +30,15 @@ class Frame:
 
     Attributes:
         position: int64 scalar buffer: rows that are valid before this replay.
-        bucket: rows that attention reads; a constant of the shape key, set by the plan's function
-            before every forward, so no replay depends on what an earlier one left here.
+        rows: int64 [length], where the new rows go.
+        bucket: rows that attention reads; a constant of the shape key.
+
+    Rows and bucket are set by the plan's function before every forward, so no replay depends on
+    what an earlier one left here.
     """
 
     position: Tensor
+    rows: Tensor
     bucket: int = 0
 
 
@@ -69,9 +72,8 @@ class ArenaRows(CacheLayerMixin):
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Write the new rows at the position, return the first `bucket` rows."""
-        rows = torch.arange(key_states.shape[-2], device=self.keys.device) + self.frame.position
-        self.keys.index_copy_(2, rows, key_states)
-        self.values.index_copy_(2, rows, value_states)
+        self.keys.index_copy_(2, self.frame.rows, key_states)
+        self.values.index_copy_(2, self.frame.rows, value_states)
         bucket = self.frame.bucket
         return self.keys[:, :, :bucket], self.values[:, :, :bucket]
 

@@ -73,7 +73,7 @@ class Decoder:
     def __init__(self, model: LanguageModel, arena: Arena, *, seed: int = 0) -> None:
         self.model = model
         self.arena = arena
-        self._frame = Frame(arena[ROWS])
+        self._frame = Frame(arena[ROWS], arena[ROWS].view(1))
         self._cache = ArenaCache(model.geometry, arena, self._frame)
         buckets = model.buckets
         self._prefill = Plan(
@@ -88,12 +88,12 @@ class Decoder:
         self._step = Plan(
             "step", self._run_step, [ShapeKey(1, bucket) for bucket in buckets], model.backend
         )
-        arena[PENDING].fill_(NONE)
         arena[SEED].fill_(signed(seed))
         write_settings(arena, Sampling())
         pool = None
-        for plan in self.plans:
+        for plan in self.plans:  # tries them on token 0, which every vocabulary has
             pool = plan.capture(arena, pool)
+        arena[PENDING].fill_(NONE)
 
     @property
     def plans(self) -> tuple[Plan, ...]:
@@ -181,6 +181,10 @@ class Decoder:
         """How the next tokens are chosen; part of the state from now on."""
         write_settings(self.arena, sampling)
 
+    def forget_pending(self) -> None:
+        """Take back the choice of the pending token; the logits that it came from are still there."""
+        self.arena[PENDING].fill_(NONE)
+
     @property
     def sampling(self) -> Sampling:
         """The settings in the state."""
@@ -215,7 +219,9 @@ class Decoder:
         arena = self.arena
         position = arena[ROWS]
         rows = torch.arange(key.query, device=arena.device) + position
-        self._frame.bucket = key.bucket
+        # a capture tries one plan after the other and may pass the end; no replay does
+        rows = rows.clamp(max=self.model.max_context - 1)
+        self._frame.rows, self._frame.bucket = rows, key.bucket
         logits, _ = call(self.model.module, tokens[None], rows[None], self._cache)
         arena[LOGITS].copy_(logits[0, -1])
         arena[HISTORY].index_copy_(0, rows, tokens)

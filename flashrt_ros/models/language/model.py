@@ -28,6 +28,7 @@ class LanguageModel:
         vocabulary: number of logits.
         max_context: tokens that a state has room for.
         chunk: tokens of a whole prefill piece.
+        stop_tokens: that end a text, by the checkpoint.
         tokenizer: of the checkpoint, or None when it has none.
     """
 
@@ -39,6 +40,7 @@ class LanguageModel:
     chunk: int
     backend: Backend
     device: torch.device
+    stop_tokens: tuple[int, ...] = ()
     tokenizer: Any = None
 
     # -- binding
