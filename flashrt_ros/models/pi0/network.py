@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""π0's two passes as functions over given key and value rows.
+
+The modules are those of transformers' `PI0ForConditionalGeneration`; what is different from its
+`sample_actions` is where keys and values live. There a cache grows by the suffix in each step and
+is cut again; here the rows are at fixed addresses:
+
+    rows 0 .. n          image features of every camera
+    rows n .. n + bucket prompt, right-padded
+    then                 1 + chunk rows of the suffix (state, noisy actions), written in each step
+
+Attention is bidirectional within a block and towards earlier blocks (prefix, state, actions).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PI0ForConditionalGeneration
+from transformers.models.gemma.modeling_gemma import apply_rotary_pos_emb
+
+
+@dataclass(frozen=True)
+class KeyValues:
+    """Keys and values of every layer, each [1, heads, rows, head size]."""
+
+    keys: Sequence[Tensor]
+    values: Sequence[Tensor]
+
+    def rows(self, start: int, stop: int) -> Rows:
+        """A cache whose next rows are `start` .. `stop`."""
+        return Rows(self, start, stop)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The cache that Gemma's attention calls: writes `start` .. `stop`, returns 0 .. `stop`."""
+
+    memory: KeyValues
+    start: int
+    stop: int
+
+    def update(
+        self, key: Tensor, value: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        keys, values = self.memory.keys[layer_idx], self.memory.values[layer_idx]
+        keys[:, :, self.start : self.stop].copy_(key)
+        values[:, :, self.start : self.stop].copy_(value)
+        return keys[:, :, : self.stop], values[:, :, : self.stop]
+
+
+class Pi0Network:
+    """Prefix and velocity of a π0 model.
+
+    Raises ValueError for a model whose parts do not fit this scheme, naming what differs.
+    """
+
+    def __init__(self, model: PI0ForConditionalGeneration) -> None:
+        self.config = model.config
+        self._check()
+        self._model = model
+        self._vlm = model.model.vlm
+        self._expert = model.model.dit
+        text = self.config.vlm_config.text_config
+        self.layers = int(text.num_hidden_layers)
+        self.heads = int(text.num_key_value_heads)
+        self.head_size = int(text.head_dim)
+        vision = self.config.vlm_config.vision_config
+        self.image_size = int(vision.image_size)
+        self.tokens_per_image = (self.image_size // int(vision.patch_size)) ** 2
+        self.suffix = 1 + int(self.config.chunk_size)
+        parameter = next(model.parameters())
+        self.dtype, self.device = parameter.dtype, parameter.device
+        self._least = torch.finfo(self.dtype).min
+
+    def prefix(self, pixels: Tensor, prompt: Tensor, length: Tensor, memory: KeyValues) -> None:
+        """Fill the rows of the prefix.
+
+        pixels: [cameras, 3, size, size] of the model's dtype; prompt: int64 [1, bucket], right-
+        padded; length: int64 scalar, its valid ids.
+        """
+        images = self._vlm.get_image_features(pixels).pooler_output.flatten(0, 1)[None]
+        text = self._vlm.get_input_embeddings()(prompt)
+        hidden = torch.cat([images.to(text.dtype), text], dim=1)
+        count = hidden.shape[1]
+        index = torch.arange(count, device=hidden.device)
+        mask = self._additive(index < images.shape[1] + length)[None, None, None]
+        language = self._vlm.language_model
+        rotary = language.rotary_emb(hidden, position_ids=index[None])
+        rows = memory.rows(0, count)
+        *layers, last = language.layers
+        for layer in layers:
+            hidden = layer(hidden, attention_mask=mask, cache=rows, position_embeddings=rotary)
+        # Nobody reads the last layer's output, only its keys and values.
+        rows.update(*_keys_values(last, hidden, rotary), self.layers - 1)
+
+    def velocity(
+        self,
+        state: Tensor,
+        noisy: Tensor,
+        time: float,
+        valid: Tensor,
+        prefix: int,
+        memory: KeyValues,
+    ) -> Tensor:
+        """The flow's velocity at noisy actions and time, 1 (noise) .. 0 (actions).
+
+        state: [1, max_state_dim], noisy: [1, chunk, max_action_dim], both of the model's dtype;
+        valid: int64 scalar, rows of the prefix that are not padding; prefix: rows of the prefix.
+        Returns the shape of `noisy`.
+        """
+        clock = torch.full((1,), time, dtype=torch.float32, device=noisy.device)
+        hidden = self._model.embed_action_time(state, noisy, clock)
+        index = torch.arange(self.suffix, device=hidden.device)
+        seen = (torch.arange(prefix, device=hidden.device) < valid).expand(self.suffix, prefix)
+        own = (index[:, None] > 0) | (index[None] == 0)  # the state does not see the actions
+        mask = self._additive(torch.cat([seen, own], dim=1))[None, None]
+        rotary = self._expert.rotary_emb(hidden, position_ids=(valid + index)[None])
+        rows = memory.rows(prefix, prefix + self.suffix)
+        for layer in self._expert.layers:
+            hidden = layer(hidden, attention_mask=mask, cache=rows, position_embeddings=rotary)
+        hidden = self._expert.norm(hidden)
+        return self._model.action_out_proj(hidden[:, 1:])
+
+    def _additive(self, seen: Tensor) -> Tensor:
+        """0 where seen, the least number elsewhere: both of transformers' kernels take it."""
+        zero = torch.zeros((), dtype=self.dtype, device=seen.device)
+        return zero.masked_fill(~seen, self._least)
+
+    def _check(self) -> None:
+        vlm, expert = self.config.vlm_config, self.config.dit_config
+        text = vlm.text_config
+        for part, kind, known in (
+            ("vlm_config", vlm.model_type, "paligemma"),
+            ("vlm_config.text_config", text.model_type, "gemma"),
+            ("vlm_config.vision_config", vlm.vision_config.model_type, "siglip_vision_model"),
+            ("dit_config", expert.model_type, "gemma"),
+        ):
+            if kind != known:
+                raise ValueError(f"pi0: {part} is of type {kind!r}, only {known!r} is supported")
+        for field in ("num_hidden_layers", "num_key_value_heads", "head_dim"):
+            if getattr(text, field) != getattr(expert, field):
+                raise ValueError(
+                    f"pi0: {field} is {getattr(text, field)} in the language model and "
+                    f"{getattr(expert, field)} in the action expert, which read the same rows"
+                )
+        rope = {str(c.rope_parameters.get("rope_type", "default")) for c in (text, expert)}
+        if rope != {"default"}:
+            raise ValueError(f"pi0: rope types {sorted(rope)}, only 'default' is supported")
+
+
+def _keys_values(
+    layer: Any, hidden: Tensor, rotary: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """What a Gemma layer's attention would hand to its cache, [1, heads, rows, head size] each."""
+    attention = layer.self_attn
+    normed = layer.input_layernorm(hidden)
+    shape = (*hidden.shape[:-1], -1, attention.head_dim)
+    key = attention.k_proj(normed).view(shape).transpose(1, 2)
+    value = attention.v_proj(normed).view(shape).transpose(1, 2)
+    return apply_rotary_pos_emb(key, key, *rotary)[1], value

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two plans of a π0 policy.
+
+"prefix" turns images and prompt into key and value rows; it is replayed only when they are others
+than those that the rows were computed from. "denoise" draws noise and goes all Euler steps from
+there to actions. Both have a key for each prompt bucket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from flashrt_ros.models.pi0.images import ImagePreprocessor
+from flashrt_ros.models.pi0.network import KeyValues, Pi0Network
+from flashrt_ros.models.pi0.normalisation import Normalisation
+from flashrt_ros.models.pi0.state import Sizes
+from flashrt_ros.runtime.arena import Arena
+from flashrt_ros.runtime.plans import Backend, Plan, ShapeKey, bucket_for
+from flashrt_ros.runtime.random import normal
+
+_STREAM = "action_noise"
+
+
+@dataclass(frozen=True)
+class Computation:
+    """What the plans compute with; nothing here changes.
+
+    steps: Euler steps; buckets: prompt lengths that plans are made for, sorted. normalisation is of
+    radians and on the network's device.
+    """
+
+    network: Pi0Network
+    images: ImagePreprocessor
+    normalisation: Normalisation
+    sizes: Sizes
+    steps: int
+    buckets: tuple[int, ...]
+
+    def state(self, joints: Tensor) -> Tensor:
+        """Joint positions [1, joints], rad, as the network takes them: [1, max_state_dim]."""
+        state = self.normalisation.state.normalise(joints)
+        width = int(self.network.config.max_state_dim)
+        return pad(state, (0, width - state.shape[-1])).to(self.sizes.dtype)
+
+    def actions(self, flowed: Tensor) -> Tensor:
+        """The end of the flow [1, chunk, max_action_dim] as joint positions, float32, rad."""
+        return self.normalisation.action.restore(flowed[..., : self.sizes.joints].float())
+
+
+class Pi0Plans:
+    """Both plans, captured over an arena."""
+
+    def __init__(self, arena: Arena, computation: Computation, backend: Backend | str) -> None:
+        self._arena = arena
+        self._computation = computation
+        sizes = computation.sizes
+        names = [f"layer{i}.attention" for i in range(sizes.layers)]
+        self._memory = KeyValues(
+            [arena[f"{name}.key"] for name in names], [arena[f"{name}.value"] for name in names]
+        )
+        rows = [sizes.image_tokens + bucket for bucket in computation.buckets]
+        self.prefix = Plan("prefix", self._run_prefix, [ShapeKey(n, n) for n in rows], backend)
+        keys = [ShapeKey(sizes.suffix, n) for n in rows]
+        self.denoise = Plan("denoise", self._run_denoise, keys, backend)
+        with torch.inference_mode():
+            pool = self.prefix.capture(arena)
+            self.denoise.capture(arena, pool)
+
+    def replay(self) -> None:
+        """One tick. Raises ValueError before the first instruction."""
+        sizes = self._computation.sizes
+        with torch.inference_mode():
+            stale, length = self._look()
+            if length == 0:
+                raise ValueError("no instruction yet: write one before the first tick")
+            rows = sizes.image_tokens + bucket_for(length, self._computation.buckets)
+            if stale:
+                self.prefix.replay(ShapeKey(rows, rows))
+            self.denoise.replay(ShapeKey(sizes.suffix, rows))
+
+    def _look(self) -> tuple[bool, int]:
+        """Whether the prefix rows are of other inputs, and the prompt's length: one transfer."""
+        arena = self._arena
+        pairs = [("io.prompt", "prefix.prompt"), ("prompt.length", "prefix.length")]
+        pairs += [(f"io.{camera}", f"prefix.{camera}") for camera in self._cameras()]
+        differ = torch.stack([(arena[now] != arena[then]).any() for now, then in pairs]).any()
+        stale, length = torch.stack([differ.long(), arena["prompt.length"]]).tolist()
+        return bool(stale), int(length)
+
+    def _cameras(self) -> Sequence[str]:
+        return [f"camera{index}.image" for index in range(len(self._computation.sizes.cameras))]
+
+    # -- what is captured
+
+    def _run_prefix(self, key: ShapeKey) -> None:
+        arena, computation = self._arena, self._computation
+        for index, camera in enumerate(self._cameras()):
+            image = arena[f"io.{camera}"]
+            arena["io.pixels"][index].copy_(computation.images(image))
+            arena[f"prefix.{camera}"].copy_(image)
+        prompt, length = arena["io.prompt"], arena["prompt.length"]
+        bucket = prompt[:, : key.bucket - computation.sizes.image_tokens]
+        computation.network.prefix(arena["io.pixels"], bucket, length, self._memory)
+        arena["prefix.prompt"].copy_(prompt)
+        arena["prefix.length"].copy_(length)
+        arena["prefix.replays"].add_(1)
+
+    def _run_denoise(self, key: ShapeKey) -> None:
+        arena, computation = self._arena, self._computation
+        noise, chunk, step = arena["random.noise"], arena["action.chunk"], arena["random.step"]
+        seed, dtype = arena["random.seed"], noise.dtype
+        noise.copy_(normal(noise.shape, seed=seed, step=step, stream=_STREAM, dtype=dtype))
+        valid = computation.sizes.image_tokens + arena["prompt.length"]
+        state, moving = computation.state(arena["io.joints"]), noise
+        slope = -1.0 / computation.steps
+        for index in range(computation.steps):
+            velocity = computation.network.velocity(
+                state, moving, 1.0 + index * slope, valid, key.bucket, self._memory
+            )
+            moving = moving + slope * velocity
+        arena["action.previous"].copy_(chunk)
+        chunk.copy_(computation.actions(moving))
+        arena["action.cursor"].zero_()
+        step.add_(1)
