@@ -26,8 +26,12 @@ def _take_domain() -> tuple[int, IO[str]]:
         path = Path(tempfile.gettempdir()) / f"flashrt_ros_test_domain_{number}.lock"
         try:
             file = path.open("w")
+        except OSError:  # another user's
+            continue
+        try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # held by another session, or the file is another user's
+        except OSError:  # held by another session
+            file.close()
             continue
         return number, file
     raise RuntimeError(f"no ROS domain of {DOMAINS} is free: are old test sessions running?")
