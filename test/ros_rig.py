@@ -147,10 +147,19 @@ class FakeCamera:
             setattr(message, name, value)
         return message
 
-    def show(self, image: Image | None = None, joints: JointState | None = None) -> None:
-        """Publish a joint state and then an image; good ones where none are given."""
-        self._joints.publish(joints if joints is not None else self.joint_state())
-        self._images.publish(image if image is not None else self.image())
+    def publish(self, message: Image | JointState) -> None:
+        """Publish one message alone."""
+        (self._images if isinstance(message, Image) else self._joints).publish(message)
+
+    def show(self, joints: JointState | None = None) -> None:
+        """A joint state, then an image: what makes a policy tick.
+
+        Two topics have no common order, and an image that overtakes its joint state is paired
+        with an older one, or with none: so the image waits a little.
+        """
+        self.publish(joints if joints is not None else self.joint_state())
+        time.sleep(0.05)
+        self.publish(self.image())
 
     def say(self, text: str) -> None:
         self._instructions.publish(String(data=text))

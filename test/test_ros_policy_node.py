@@ -17,7 +17,7 @@ pytest.importorskip("rclpy", reason="ROS 2 is not installed")
 from lifecycle_msgs.msg import State, Transition
 from rcl_interfaces.srv import DescribeParameters, SetParameters
 from rclpy.parameter import Parameter
-from ros_rig import POLICY, FakeCamera, Rig, commit_id, moves, rig
+from ros_rig import PATIENCE, POLICY, FakeCamera, Rig, commit_id, moves, rig
 from std_srvs.srv import Trigger
 
 from flashrt_ros.client import VerbRefused
@@ -53,9 +53,12 @@ def policy(robot: tuple[Rig, FakeCamera]) -> tuple[Rig, FakeCamera]:
 
 
 def tick(made: Rig, camera: FakeCamera) -> Any:
-    """One good observation, and the chunk that answers it."""
+    """Good observations until a chunk answers one; returns that chunk."""
     before = len(made.chunks.all())
-    camera.show()
+    deadline = time.monotonic() + PATIENCE
+    while len(made.chunks.all()) == before and time.monotonic() < deadline:
+        camera.show()
+        made.settle()
     return made.chunks.wait_count(before + 1, "a chunk")[-1]
 
 
@@ -81,7 +84,7 @@ def test_bad_image_is_named_and_the_arm_holds_until_a_good_one(
     policy: tuple[Rig, FakeCamera], changes: dict[str, Any], reason: str
 ) -> None:
     made, camera = policy
-    camera.show(image=camera.image(**changes))
+    camera.publish(camera.image(**changes))
     status = held(made, reason)
     assert "camera: " in status.last_error
     assert len(made.commands.wait_count(2, "a hold")[-1].points) == 1
@@ -101,7 +104,7 @@ def test_bad_joint_state_is_named_and_the_arm_holds_until_a_good_one(
     policy: tuple[Rig, FakeCamera], changes: dict[str, Any], reason: str
 ) -> None:
     made, camera = policy
-    camera.show(joints=camera.joint_state(**changes))
+    camera.publish(camera.joint_state(**changes))
     held(made, reason)
     made.diagnostics.wait(
         lambda messages: any(
@@ -109,7 +112,6 @@ def test_bad_joint_state_is_named_and_the_arm_holds_until_a_good_one(
         ),
         f"a diagnostic that says '{reason}'",
     )
-    made.policy.wait_for_status(lambda status: status.state in (RUNNING, HOLDING))
     tick(made, camera)
     made.policy.wait_for_status(lambda status: status.state == RUNNING)
 
@@ -237,9 +239,10 @@ def test_after_an_interrupt_nothing_of_an_older_epoch_arrives_and_nothing_moves(
     stop = threading.Event()
 
     def stream() -> None:
-        while not stop.is_set():
-            camera.show()
-            time.sleep(0.004)  # faster than a tick: a replay is nearly always in flight
+        while not stop.is_set():  # faster than a tick: a replay is nearly always in flight
+            camera.publish(camera.joint_state())
+            camera.publish(camera.image())
+            time.sleep(0.004)
 
     thread = threading.Thread(target=stream)
     thread.start()

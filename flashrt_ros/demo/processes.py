@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
@@ -57,7 +56,7 @@ class Processes:
                 # makes them wait for one another.
                 env={**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
                 start_new_session=True,  # Ctrl-C reaches the parent alone, which ends them in order
-                preexec_fn=_end_with_parent,  # noqa: PLW1509 - it only makes one system call
+                preexec_fn=_end_with_parent,
             )
 
     def check(self) -> None:
