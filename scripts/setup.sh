@@ -52,7 +52,7 @@ build_digest() {
         cat package.xml CMakeLists.txt cmake/*
         find msg srv action -type f 2>/dev/null | LC_ALL=C sort | xargs -d '\n' sha256sum
         find flashrt_ros launch config -type f \
-            -not -name '*.py[co]' -not -path '*/__pycache__/*' | LC_ALL=C sort
+            -not -name '*.py[co]' -not -name '.*' -not -path '*/__pycache__/*' | LC_ALL=C sort
     ) | sha256sum | cut -d ' ' -f 1
 }
 
@@ -69,8 +69,8 @@ write_stamp() { # name digest
 
 find_python() {
     local candidate
-    for candidate in ${PYTHON:-python3 python3.12 python3.11 python3.13 python3.10}; do
-        if "$candidate" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' \
+    for candidate in ${PYTHON:-python3 python3.12 python3.11 python3.13}; do
+        if "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
             2>/dev/null; then
             command -v "$candidate"
             return 0
@@ -83,7 +83,7 @@ find_python() {
 check_machine() { # python
     local python="$1" missing=() apt=()
     if [ -z "$python" ]; then
-        missing+=("Python 3.10 to 3.13 (${PYTHON:-python3} is none)")
+        missing+=("Python 3.11 to 3.13 (${PYTHON:-python3} is none)")
         apt+=(python3)
     else
         "$python" -c 'import ensurepip, venv' 2>/dev/null || {
