@@ -58,6 +58,11 @@ class Inbox:
             assert fulfilled, f"{what} did not come; got {len(self._messages)} messages"
             return list(self._messages)
 
+    def has_count(self, count: int, within: float) -> bool:
+        """Whether that many have come, waiting for them at most `within` seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: len(self._messages) >= count, within)
+
     def wait_count(self, count: int, what: str) -> list[Any]:
         return self.wait(lambda messages: len(messages) >= count, what)
 

@@ -58,7 +58,7 @@ def tick(made: Rig, camera: FakeCamera) -> Any:
     deadline = time.monotonic() + PATIENCE
     while len(made.chunks.all()) == before and time.monotonic() < deadline:
         camera.show()
-        made.settle()
+        made.chunks.has_count(before + 1, within=5.0)
     return made.chunks.wait_count(before + 1, "a chunk")[-1]
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rclpy.callback_groups import CallbackGroup
@@ -12,7 +13,7 @@ from std_srvs.srv import Trigger
 from flashrt_ros.policies import Motion
 from flashrt_ros.ros.conversions import to_capsule_info, to_ns
 from flashrt_ros.ros.verbs import Outcome, VerbHost, VerbRunner, answer
-from flashrt_ros.runtime import Code, RestoreReport, Session
+from flashrt_ros.runtime import Code, RestoreReport, Role, Session
 from flashrt_ros.runtime.errors import InvalidArgument
 from flashrt_ros.srv import DeleteCapsule, ListCapsules, Restore, Rollback, Snapshot, Verb
 
@@ -39,6 +40,21 @@ def motion_of(value: int) -> Motion:
     except ValueError:
         names = ", ".join(f"{motion.value} {motion.name}" for motion in Motion)
         raise InvalidArgument(f"motion is {value}, expected one of {names}") from None
+
+
+def roles_of(names: Sequence[str]) -> frozenset[Role] | None:
+    """The buffer roles of an ablation; None, for all, where there are no names.
+
+    Raises:
+        InvalidArgument: a name is no role.
+    """
+    known = {role.value: role for role in Role}
+    unknown = sorted(set(names) - known.keys())
+    if unknown:
+        raise InvalidArgument(
+            f"unknown buffer role {', '.join(unknown)}: expected some of {', '.join(known)}"
+        )
+    return frozenset(known[name] for name in names) or None
 
 
 class CapsuleServices:
@@ -94,11 +110,10 @@ class CapsuleServices:
 
     def _restore(self, request: Restore.Request, response: Restore.Response) -> Any:
         def verb(session: Session) -> tuple[RestoreReport, Motion]:
-            roles = frozenset(request.ablate_only_roles)
             return self._host.restore(
                 request.capsule,
                 motion_of(request.motion),
-                roles=roles or None,
+                roles=roles_of(request.ablate_only_roles),
                 expected_boundary=expected(request.expected_boundary),
                 expected_epoch=expected(request.expected_epoch),
             )
