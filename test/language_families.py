@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedTokenizerFast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from flashrt_ros.models.language import Decoder, LanguageModel, adopt
@@ -113,6 +114,33 @@ def feed(decoder: Decoder, tokens: Sequence[int]) -> None:
 def tokens_of(count: int, seed: int = 0, size: int = 160) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(3, size, (count,), generator=generator).tolist()
+
+
+@functools.cache
+def speaking(max_context: int = 400) -> LanguageModel:
+    """An adopted checkpoint with a tokenizer: bytes, a few merges, a chat template."""
+    _folders.append(tempfile.TemporaryDirectory())
+    folder = Path(_folders[-1].name)
+    tokenizer = Tokenizer(models.BPE(byte_fallback=False))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<pad>", "<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["the robot saw the cup and the robot took the cup"], trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )
+    fast.chat_template = (
+        "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}</s>{% endfor %}"
+        "{% if add_generation_prompt %}<s>assistant: {% endif %}"
+    )
+    save_checkpoint("llama", folder, vocab_size=len(fast))
+    fast.save_pretrained(folder)
+    return adopt(folder, max_context=max_context, chunk=32)
 
 
 class Reference:

@@ -24,6 +24,7 @@ from flashrt_ros.models.language.cache import ArenaCache, Frame
 from flashrt_ros.models.language.forward import call
 from flashrt_ros.models.language.geometry import ROWS
 from flashrt_ros.models.language.sampling import (
+    DRAW,
     SEED,
     Sampling,
     draw,
@@ -82,12 +83,13 @@ class Decoder:
             [ShapeKey(length, bucket) for bucket in buckets for length in model.piece_lengths],
             model.backend,
         )
-        self._choice = Plan(
-            "choice", self._run_choice, [ShapeKey(0, bucket) for bucket in buckets], model.backend
-        )
-        self._step = Plan(
-            "step", self._run_step, [ShapeKey(1, bucket) for bucket in buckets], model.backend
-        )
+        choices = [ShapeKey(0, bucket) for bucket in buckets]
+        steps = [ShapeKey(1, bucket) for bucket in buckets]
+        self._choice = Plan("choice", self._run_choice, choices, model.backend)
+        self._step = Plan("step", self._run_step, steps, model.backend)
+        # without the sort of the whole vocabulary that the other settings need
+        self._plain_choice = Plan("plain_choice", self._run_plain_choice, choices, model.backend)
+        self._plain_step = Plan("plain_step", self._run_plain_step, steps, model.backend)
         arena[SEED].fill_(signed(seed))
         write_settings(arena, Sampling())
         pool = None
@@ -97,7 +99,13 @@ class Decoder:
 
     @property
     def plans(self) -> tuple[Plan, ...]:
-        return (self._step, self._choice, self._prefill)
+        return (
+            self._prefill,
+            self._choice,
+            self._plain_choice,
+            self._step,
+            self._plain_step,
+        )
 
     # -- the state, read on the host (synchronises a CUDA device)
 
@@ -162,7 +170,8 @@ class Decoder:
         position = self.position
         if position == 0:
             raise NotReady("no token was seen yet: prefill a prompt before choosing a token")
-        self._choice.replay(ShapeKey(0, bucket_for(position, self.model.buckets)))
+        plan = self._plain_choice if self.sampling.plain else self._choice
+        plan.replay(ShapeKey(0, bucket_for(position, self.model.buckets)))
         return int(self.arena[PENDING])
 
     def step(self) -> int:
@@ -174,7 +183,8 @@ class Decoder:
         """
         if self.pending is None:
             raise NotReady("no token is pending: choose one before the step")
-        self._step.replay(ShapeKey(1, self._bucket(1)))
+        plan = self._plain_step if self.sampling.plain else self._step
+        plan.replay(ShapeKey(1, self._bucket(1)))
         return int(self.arena[PENDING])
 
     def set_sampling(self, sampling: Sampling) -> None:
@@ -213,6 +223,14 @@ class Decoder:
     def _run_step(self, key: ShapeKey) -> None:
         self._see(self.arena[PENDING].view(1), key)
         self._run_choice(key)
+
+    def _run_plain_choice(self, key: ShapeKey) -> None:
+        self.arena[PENDING].copy_(self.arena[LOGITS].argmax())
+        self.arena[DRAW].add_(1)  # counted, so that noise does not depend on which plan ran
+
+    def _run_plain_step(self, key: ShapeKey) -> None:
+        self._see(self.arena[PENDING].view(1), key)
+        self._run_plain_choice(key)
 
     @torch.no_grad()
     def _see(self, tokens: torch.Tensor, key: ShapeKey) -> None:
