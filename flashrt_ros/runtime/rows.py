@@ -86,13 +86,18 @@ class Slab:
             waiting.extend(slab.children)
         return False
 
-    def shared_stop(self, capsule_id: str, child: Slab | None) -> int:
-        """Rows below this are also held by others than this capsule (through this child)."""
-        others = [stop for owner, stop in self.tips.items() if owner != capsule_id]
-        others += [
-            other.parent.stop for other in self.children if other is not child and other.parent
-        ]
-        return max(others, default=self.start)
+    def shared_stop(self, capsule_id: str, stop: int, child: Slab | None) -> int:
+        """Rows below this (at most `stop`) are held by others than this capsule (`child`: its way on)."""
+        shared = self.start
+        for other in self.children:
+            if other is not child and other.parent is not None:
+                shared = max(shared, other.parent.stop)
+        for owner, end in reversed(self.tips.items()):  # the newest reach farthest
+            if owner != capsule_id and end > shared:
+                shared = end
+                if shared >= stop:
+                    break
+        return min(shared, stop)
 
 
 @dataclass(frozen=True)
@@ -217,8 +222,8 @@ def own_rows(ref: RowsRef | None, capsule_id: str) -> int:
     """Rows of a path that no other capsule holds."""
     own, child = 0, None
     while ref is not None:
-        shared = ref.slab.shared_stop(capsule_id, child)
-        own += max(0, ref.stop - max(shared, ref.slab.start))
+        shared = ref.slab.shared_stop(capsule_id, ref.stop, child)
+        own += ref.stop - shared
         if shared > ref.slab.start:
             return own
         child, ref = ref.slab, ref.slab.parent
