@@ -27,6 +27,8 @@ T = TypeVar("T")
 COLOURS = ("red", "green", "blue", "yellow")
 CAPSULE = "before_errand"
 TOUCH_SECONDS = 0.5
+KV_ROLES = ("kv", "random")
+"""What a KV cache keeps: keys, values, and the counters that say where and what comes next."""
 
 
 class Way(Enum):
@@ -37,7 +39,7 @@ class Way(Enum):
     RESTORED = "restored"
     """The capsule from before the errand is restored."""
     KV_ONLY = "kv_only"
-    """An ablation: only the capsule's attention KV and positions are."""
+    """An ablation: only the capsule's attention KV and counters are."""
     COLD = "cold"
     """The policy is reset."""
 
@@ -120,7 +122,7 @@ class Planner:
         if trial.way is Way.COLD:
             answer = self._timed(trial, "reset", policy.reset)
         else:
-            roles = ("kv", "meta") if trial.way is Way.KV_ONLY else ()
+            roles = KV_ROLES if trial.way is Way.KV_ONLY else ()
             answer = self._timed(
                 trial, "restore", lambda: policy.restore(CAPSULE, ablate_only_roles=roles)
             )
