@@ -87,7 +87,7 @@ class Slab:
         return False
 
     def shared_stop(self, capsule_id: str, stop: int, child: Slab | None) -> int:
-        """Rows below this (at most `stop`) are held by others than this capsule (`child`: its way on)."""
+        """Rows below this, at most `stop`, others hold too; `child` is this capsule's way on."""
         shared = self.start
         for other in self.children:
             if other is not child and other.parent is not None:

@@ -369,9 +369,7 @@ class Session:
             if self._closed:
                 raise errors.Cancelled(f"session {self.id} is closed")
             if sound and self.needs_reset:
-                raise errors.NeedsReset(
-                    f"session {self.id} must be reset: {self.fault}"
-                )
+                raise errors.NeedsReset(f"session {self.id} must be reset: {self.fault}")
             if boundary is not None and boundary != self.live.number:
                 raise errors.StaleBoundary(
                     f"boundary {boundary} expected, {self.live.number} is live; nothing was changed"
