@@ -30,9 +30,14 @@ def load_policy(path: str | Path, device: str = "cpu") -> PolicyModel:
             f"{folder} has no config.json: expected a checkpoint directory, or the name of a "
             f"shipped one ({', '.join(names) or 'there is none'})"
         )
-    kind = json.loads(config.read_text()).get("model_type")
+    content = json.loads(config.read_text())
+    kind = content.get("model_type", content.get("type"))  # LeRobot says "type"
     if kind == "streaming_vla":
         from flashrt_ros.models.streaming_vla.adapter import StreamingVLAPolicy
 
         return StreamingVLAPolicy(folder, device)
-    raise ValueError(f"{config}: model_type is {kind!r}, expected 'streaming_vla'")
+    if kind == "pi0":
+        from flashrt_ros.models.pi0 import adopt_pi0
+
+        return adopt_pi0(folder, device=device)
+    raise ValueError(f"{config}: model_type is {kind!r}, expected 'streaming_vla' or 'pi0'")

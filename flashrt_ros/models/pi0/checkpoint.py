@@ -18,6 +18,7 @@ import torch
 from transformers import PI0Config, PI0ForConditionalGeneration
 
 from flashrt_ros.models.pi0.images import ImagePreprocessing
+from flashrt_ros.models.pi0.network import check_config
 from flashrt_ros.models.pi0.normalisation import Normalisation
 from flashrt_ros.models.pi0.prompt import PromptTokenizer
 from flashrt_ros.models.pi0.robot import Robot
@@ -148,6 +149,7 @@ def _config(folder: Path, raw: Mapping[str, Any]) -> PI0Config:
                 f"takes {vision.image_size} x {vision.image_size}"
             )
         vision.image_size = resolution[0]  # as LeRobot builds its vision tower
+    check_config(config)
     return config
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PI0ForConditionalGeneration
+from transformers import PI0Config, PI0ForConditionalGeneration
 from transformers.models.gemma.modeling_gemma import apply_rotary_pos_emb
 
 
@@ -56,12 +56,12 @@ class Rows:
 class Pi0Network:
     """Prefix and velocity of a π0 model.
 
-    Raises ValueError for a model whose parts do not fit this scheme, naming what differs.
+    Raises ValueError as `check_config`.
     """
 
     def __init__(self, model: PI0ForConditionalGeneration) -> None:
+        check_config(model.config)
         self.config = model.config
-        self._check()
         self._model = model
         self._vlm = model.model.vlm
         self._expert = model.model.dit
@@ -131,27 +131,6 @@ class Pi0Network:
         zero = torch.zeros((), dtype=self.dtype, device=seen.device)
         return zero.masked_fill(~seen, self._least)
 
-    def _check(self) -> None:
-        vlm, expert = self.config.vlm_config, self.config.dit_config
-        text = vlm.text_config
-        for part, kind, known in (
-            ("vlm_config", vlm.model_type, "paligemma"),
-            ("vlm_config.text_config", text.model_type, "gemma"),
-            ("vlm_config.vision_config", vlm.vision_config.model_type, "siglip_vision_model"),
-            ("dit_config", expert.model_type, "gemma"),
-        ):
-            if kind != known:
-                raise ValueError(f"pi0: {part} is of type {kind!r}, only {known!r} is supported")
-        for field in ("num_hidden_layers", "num_key_value_heads", "head_dim"):
-            if getattr(text, field) != getattr(expert, field):
-                raise ValueError(
-                    f"pi0: {field} is {getattr(text, field)} in the language model and "
-                    f"{getattr(expert, field)} in the action expert, which read the same rows"
-                )
-        rope = {str(c.rope_parameters.get("rope_type", "default")) for c in (text, expert)}
-        if rope != {"default"}:
-            raise ValueError(f"pi0: rope types {sorted(rope)}, only 'default' is supported")
-
 
 def _keys_values(
     layer: Any, hidden: Tensor, rotary: tuple[Tensor, Tensor]
@@ -163,3 +142,26 @@ def _keys_values(
     key = attention.k_proj(normed).view(shape).transpose(1, 2)
     value = attention.v_proj(normed).view(shape).transpose(1, 2)
     return apply_rotary_pos_emb(key, key, *rotary)[1], value
+
+
+def check_config(config: PI0Config) -> None:
+    """Raise ValueError for parts that this scheme is not made for, naming what differs."""
+    vlm, expert = config.vlm_config, config.dit_config
+    text = vlm.text_config
+    for part, kind, known in (
+        ("vlm_config", vlm.model_type, "paligemma"),
+        ("vlm_config.text_config", text.model_type, "gemma"),
+        ("vlm_config.vision_config", vlm.vision_config.model_type, "siglip_vision_model"),
+        ("dit_config", expert.model_type, "gemma"),
+    ):
+        if kind != known:
+            raise ValueError(f"pi0: {part} is of type {kind!r}, only {known!r} is supported")
+    for field in ("num_hidden_layers", "num_key_value_heads", "head_dim"):
+        if getattr(text, field) != getattr(expert, field):
+            raise ValueError(
+                f"pi0: {field} is {getattr(text, field)} in the language model and "
+                f"{getattr(expert, field)} in the action expert, which read the same rows"
+            )
+    rope = {str(c.rope_parameters.get("rope_type", "default")) for c in (text, expert)}
+    if rope != {"default"}:
+        raise ValueError(f"pi0: rope types {sorted(rope)}, only 'default' is supported")
