@@ -19,6 +19,7 @@ EPISODE_SEEDS = 1_000_000  # of training; seeds below are held out
 CHUNK_LENGTH, CHUNK_DT = 8, 0.05
 TIMES = (np.arange(CHUNK_LENGTH) + 1) * CHUNK_DT
 NO_CUE = len(COLOURS)
+SHARD_EPISODES = 50
 
 
 @dataclass(frozen=True)
@@ -169,14 +170,23 @@ def _expert_episode(seed: int) -> Episodes:
     return recorder.episodes()
 
 
-def make_expert_episodes(count: int, folder: Path, processes: int = 2) -> Episodes:
-    """`count` episodes with the expert acting, from the folder if it has them."""
+def _make_shard(job: tuple[int, Path]) -> None:
+    first, folder = job
     if not folder.exists():
-        seeds = range(EPISODE_SEEDS, EPISODE_SEEDS + count)
-        with get_context("spawn").Pool(processes) as pool:
-            parts = list(
-                tqdm(pool.imap(_expert_episode, seeds, chunksize=10), total=count,
-                     desc="expert episodes", mininterval=5)
-            )  # fmt: skip
-        Episodes.joined(parts).save(folder)
-    return Episodes.load(folder)
+        seeds = range(first, first + SHARD_EPISODES)
+        Episodes.joined([_expert_episode(seed) for seed in seeds]).save(folder)
+
+
+def make_expert_episodes(count: int, folder: Path, processes: int = 2) -> list[Path]:
+    """`count` episodes (a multiple of SHARD_EPISODES) with the expert acting, as folders for
+    `Episodes.load`. What is there already is not made again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    jobs = [
+        (EPISODE_SEEDS + first, folder / f"{first:06d}")
+        for first in range(0, count, SHARD_EPISODES)
+    ]
+    with get_context("spawn").Pool(processes) as pool:
+        made = pool.imap(_make_shard, jobs)
+        for _ in tqdm(made, total=len(jobs), desc=f"expert episodes, {SHARD_EPISODES} each"):
+            pass
+    return [shard for _, shard in jobs]

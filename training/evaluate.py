@@ -125,9 +125,9 @@ def _trials(job: tuple[Path, int]) -> list[Trial]:
     truth = runner.run("wait", 30)
     add("wait", truth, bool(np.abs(truth.joint_positions - before).max() < TOLERANCE))
 
-    # The interruption: another errand, another colour; then back in four ways.
+    # The interruption: another errand with a cue of its own, any of the four; then back in ways.
     draw = np.random.Generator(np.random.Philox(key=[seed, 0x1A7E]))
-    other = COLOURS[(COLOURS.index(cue) + int(draw.integers(1, 4))) % 4]
+    other = COLOURS[int(draw.integers(4))]
     for way in ("restored", "second cue", "kv only", "cold"):
         runner.reset(seed)
         runner.run("wait", CUE_AND_WAIT)

@@ -46,8 +46,7 @@ class Sequences:
 def encode_episodes(checkpoint: Checkpoint, episodes: Episodes) -> Sequences:
     """Run the encoder over every image."""
     encoder = checkpoint.network.vision
-    bar = tqdm(range(len(episodes)), desc="encoding episodes", mininterval=5)
-    features = [encoder(torch.from_numpy(np.array(episodes.images[index]))) for index in bar]
+    features = [encoder(torch.from_numpy(np.array(images))) for images in episodes.images]
     rest = (torch.from_numpy(np.array(getattr(episodes, f.name))) for f in fields(Sequences)[1:])
     return Sequences(torch.stack(features), *rest)
 

@@ -15,9 +15,10 @@ import time
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
 
 from flashrt_ros.models.streaming_vla.checkpoint import Checkpoint
-from training.episodes import EPISODE_SEEDS, make_expert_episodes
+from training.episodes import EPISODE_SEEDS, Episodes, make_expert_episodes
 from training.fresh import new_checkpoint
 from training.pretrain_vision import pretrain_vision
 from training.progress import load_state, save_state
@@ -27,7 +28,7 @@ from training.train_policy import PolicyTrainer, Recipe
 
 ROOT = Path(__file__).parent
 SCENES, VISION_EPOCHS = 48_000, 10
-EXPERT_EPISODES, ROUND_EPISODES = 1_600, 384
+EXPERT_EPISODES, ROUND_EPISODES = 1_000, 384
 IMITATION = Recipe(steps=2_000, rate=1.5e-3)
 ROUNDS = (
     Recipe(steps=600, rate=6e-4, seed=1),
@@ -62,8 +63,10 @@ def train(out: Path, data: Path, runs: Path, processes: int) -> None:
 def _expert_sequences(checkpoint: Checkpoint, data: Path, runs: Path, processes: int) -> Sequences:
     cache = runs / "expert_features.pt"
     if (stored := load_state(cache)) is None:
-        episodes = make_expert_episodes(EXPERT_EPISODES, data / "expert", processes)
-        stored = vars(encode_episodes(checkpoint, episodes))
+        shards = make_expert_episodes(EXPERT_EPISODES, data / "expert", processes)
+        bar = tqdm(shards, desc="encoding episodes")
+        parts = [encode_episodes(checkpoint, Episodes.load(shard)) for shard in bar]
+        stored = vars(Sequences.joined(parts))
         save_state(cache, stored)
     return Sequences(**stored)
 

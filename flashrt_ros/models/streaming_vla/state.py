@@ -8,6 +8,7 @@ wherever the caller put them, an arena's buffers for instance.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -38,6 +39,15 @@ def state_shapes(config: StreamingVLAConfig, batch: int = 1) -> dict[str, tuple[
     return shapes
 
 
+@dataclass(frozen=True)
+class _DeltaView:
+    """A delta-net's tensors as the blocks of transformers before 5.20 or so look for them."""
+
+    conv_states: tuple[Tensor]
+    recurrent_states: tuple[Tensor]
+    record_past: bool = False
+
+
 class TickCache:
     """The cache protocol of transformers' Qwen3.5 blocks over tensors at fixed addresses.
 
@@ -60,6 +70,12 @@ class TickCache:
         like = torch.zeros((), device=step.device)
         self._turns = rotary(like, -TOKENS_PER_TICK * self._slots[None])
         self.here = rotary(like, self._tokens[None])
+        self.layers = [
+            _DeltaView((tensors[f"layer{i}.delta.conv"],), (tensors[f"layer{i}.delta.recurrent"],))
+            if kind == "linear_attention"
+            else None
+            for i, kind in enumerate(config.layer_types)
+        ]
         causal = torch.ones(TOKENS_PER_TICK, TOKENS_PER_TICK, device=step.device).tril().bool()
         self._causal = causal
 
@@ -91,7 +107,7 @@ class TickCache:
         return apply_rotary_pos_emb(keys, keys, cos, sin)[1], values
 
     # What transformers' gated delta-net calls.
-    def has_previous_state(self, layer_idx: int | None = None) -> bool:
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int = 0) -> bool:
         """Always: a zero state is the state before the first token."""
         return True
 
