@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Capsules over DDS in lockstep: the world put back, the policy restored, the same actions again."""
+"""Capsules over DDS in lockstep: world put back, policy restored, the same actions again."""
 
 from __future__ import annotations
 
