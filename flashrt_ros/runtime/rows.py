@@ -22,7 +22,8 @@ from torch import Tensor
 
 from .memory import Block, Pool
 
-# A slab is at least this large, so that a snapshot each tick does not make a chain of crumbs.
+# Slabs of a lineage that grows step by step double up to this size, so that a snapshot each tick
+# does not make a chain of crumbs; a branch starts small again, so that many branches stay cheap.
 _SLAB_BYTES = 1 << 20
 
 
@@ -169,13 +170,23 @@ def extended(
             new.append(Span(slab, stop, end))
             ref, stop = RowsRef(slab, end), end
     if stop < rows:
-        width = sum(widths)
-        capacity = max(rows - stop, _SLAB_BYTES // width)
-        block = pool.take(capacity * width)
+        capacity = _capacity(ref, rows - stop, _SLAB_BYTES // sum(widths))
+        block = pool.take(capacity * sum(widths))
         slab = Slab(ref, stop, capacity, tuple(widths), block, rows)
         new.append(Span(slab, stop, rows))
         ref = RowsRef(slab, rows)
     return ref, new
+
+
+def _capacity(parent: RowsRef | None, need: int, most: int) -> int:
+    """Rows of a new slab: what is needed, with room for more unless that is much already."""
+    room = 4 * need
+    if parent is not None:
+        slab = parent.slab
+        grows = parent.stop == slab.start + slab.capacity and not slab.children
+        if grows and slab.capacity <= most:
+            room = max(room, 2 * slab.capacity)
+    return max(need, min(room, most))
 
 
 def hold(ref: RowsRef | None, capsule_id: str = "") -> None:

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Benchmarks that run where the package is installed: `flashrt bench …`."""
