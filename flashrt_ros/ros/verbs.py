@@ -70,19 +70,15 @@ class VerbRunner:
         except FutureTimeout:
             if future.cancel():
                 message = f"{name} was not served within {self._timeout} s and was withdrawn"
-                return self._failed(Code.DEADLINE_EXCEEDED, message)
-            return self._failed(
+                return self.outcome(Code.DEADLINE_EXCEEDED, message)
+            return self.outcome(
                 Code.DEADLINE_EXCEEDED,
                 f"{name} is being applied but did not finish within {self._timeout} s",
             )
         except CancelledError:
-            return self._failed(Code.CANCELLED, f"{name} was cancelled: the node is going down")
+            return self.outcome(Code.CANCELLED, f"{name} was cancelled: the node is going down")
         except RuntimeFault as fault:
-            return self._failed(fault.code, str(fault))
-
-    def refuse(self, code: Code, message: str) -> Outcome:
-        """An answer without asking the replay thread."""
-        return self._failed(code, message)
+            return self.outcome(fault.code, str(fault))
 
     def _on_replay_thread(
         self, name: str, session: Session, verb: Callable[[Session], tuple[Any, Motion]]
@@ -100,7 +96,8 @@ class VerbRunner:
         result = _result(session, code, Motion.UNCHANGED, started)
         return Outcome(code, message, None, result)
 
-    def _failed(self, code: Code, message: str) -> Outcome:
+    def outcome(self, code: Code, message: str) -> Outcome:
+        """What an answer says that did not come from the replay thread."""
         result = _result(self._host.session, code, Motion.UNCHANGED, time.perf_counter())
         return Outcome(code, message, None, result)
 

@@ -29,6 +29,7 @@ class Code(IntEnum):
     CANCELLED = 14
     DEADLINE_EXCEEDED = 15
     UNKNOWN_INSTRUCTION = 16
+    BUSY = 17
     INTERNAL = 99
 
 
@@ -140,6 +141,12 @@ class UnknownInstruction(RuntimeFault):
     """The tokenizer does not know these words."""
 
     code = Code.UNKNOWN_INSTRUCTION
+
+
+class Busy(RuntimeFault):
+    """Too many requests wait already."""
+
+    code = Code.BUSY
 
 
 class InternalFault(RuntimeFault):

@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`language_node`: serves a text model with the same capsule services as `policy_node`."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import threading
+import traceback
+from typing import Any
+
+from rclpy.callback_groups import ReentrantCallbackGroup
+from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
+from std_msgs.msg import Header
+
+from flashrt_ros.models.language import (
+    Chunk,
+    Generated,
+    LanguageEngine,
+    LanguageModel,
+    Limits,
+    Sampling,
+    Stream,
+    adopt,
+)
+from flashrt_ros.msg import RuntimeStatus, Token
+from flashrt_ros.policies import Motion
+from flashrt_ros.ros import qos
+from flashrt_ros.ros.capsule_services import CapsuleServices
+from flashrt_ros.ros.parameters import Parameter, read
+from flashrt_ros.ros.process import run_node
+from flashrt_ros.ros.verbs import VerbRunner, answer
+from flashrt_ros.runtime import Code, Session
+from flashrt_ros.runtime.errors import Busy, InvalidArgument, RuntimeFault, UnknownCapsule
+from flashrt_ros.srv import CancelGeneration, Generate
+
+PARAMETERS = (
+    Parameter("model", "", "Checkpoint: a directory, or a GGUF file."),
+    Parameter("dtype", "", "float32, bfloat16 or float16; empty: the checkpoint's."),
+    Parameter("device", "cpu", "torch device, such as cpu or cuda:0."),
+    Parameter("backend", "eager", "How plans are replayed: eager, compiled or cuda_graph."),
+    Parameter("max_context", 2048, "Tokens that the state has room for.", 1, 2**20),
+    Parameter("chunk", 256, "Tokens of a whole prefill piece.", 1, 2**16),
+    Parameter("prefix_capsules", 64, "Capsules kept of prompts' beginnings; 0: none.", 0, 10_000),
+    Parameter("max_waiting", 4, "Requests that may wait; more are refused as BUSY.", 0, 10),
+    Parameter("verb_timeout", 30.0, "Longest wait of a verb for the replay thread, s.", 0.1, 600),
+)
+
+# A waiting caller keeps a thread of the executor; with the most that may wait, verbs have some left.
+_THREADS = 16
+
+
+class LanguageNode(LifecycleNode):
+    """Hosts one language model; see docs/ros.md for its services and topics."""
+
+    def __init__(self, name: str = "language_node", **options: Any) -> None:
+        super().__init__(name, **options)
+        for parameter in PARAMETERS:
+            parameter.declare(self)
+        self._engine: LanguageEngine | None = None
+        self._capsules: CapsuleServices | None = None
+        self._requests: dict[str, Stream] = {}
+        self._requests_lock = threading.Lock()
+        self._generation_services: list[Any] = []
+        self._group = ReentrantCallbackGroup()
+        self._last_error = ""
+        self._status = self.create_publisher(RuntimeStatus, "~/status", qos.LATCHED)
+        self._tokens = self.create_publisher(Token, "~/tokens", qos.STREAM)
+        self.create_timer(1.0, self._publish_status)
+        self._publish_status()
+
+    # -- transitions -----------------------------------------------------------------------
+
+    def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Load, allocate, capture, warm up, and open the services."""
+        try:
+            self._configure()
+        except Exception as error:
+            self._last_error = f"configure failed: {error}"
+            self.get_logger().error(f"{self._last_error}\n{traceback.format_exc()}")
+            self.stop()
+            return TransitionCallbackReturn.FAILURE
+        self._last_error = ""
+        self._publish_status()
+        return TransitionCallbackReturn.SUCCESS
+
+    def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Accept prompts."""
+        result = super().on_activate(state)
+        self._generation_services = [
+            self.create_service(Generate, "~/generate", self._generate, callback_group=self._group),
+            self.create_service(
+                CancelGeneration, "~/cancel", self._cancel, callback_group=self._group
+            ),
+        ]
+        self._publish_status()
+        return result
+
+    def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """End what is under way; the state stays."""
+        self._end_requests()
+        return super().on_deactivate(state)
+
+    def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Free everything that configure made."""
+        self.stop()
+        return TransitionCallbackReturn.SUCCESS
+
+    def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """The same, from any state."""
+        self.stop()
+        return TransitionCallbackReturn.SUCCESS
+
+    def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """One teardown path, also for a half-built state."""
+        self.stop()
+        return TransitionCallbackReturn.SUCCESS
+
+    def stop(self) -> None:
+        """End every request and free everything. Idempotent."""
+        self._end_requests()
+        if self._capsules is not None:
+            self._capsules.destroy()
+            self._capsules = None
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+        self._publish_status()
+
+    def _configure(self) -> None:
+        model = self._load()
+        arena = model.arena()
+        decoder = model.bind(arena)
+        session = Session(arena, fingerprint=model.fingerprint)
+        self._engine = LanguageEngine(
+            decoder, session, prefix_capacity=read(self, "prefix_capsules")
+        )
+        self._engine.start()
+        self._runner = VerbRunner(self, self._engine, read(self, "verb_timeout"))
+        self._capsules = CapsuleServices(self, self._engine, self._runner, self._group)
+
+    def _load(self) -> LanguageModel:
+        path = read(self, "model")
+        if not path:
+            raise ValueError(
+                "parameter 'model' is empty, expected a checkpoint directory or GGUF file"
+            )
+        self.get_logger().info(f"adopting '{path}'")
+        return adopt(
+            path,
+            max_context=read(self, "max_context"),
+            dtype=read(self, "dtype") or None,
+            device=read(self, "device"),
+            backend=read(self, "backend"),
+            chunk=read(self, "chunk"),
+        )
+
+    # -- requests --------------------------------------------------------------------------
+
+    def _generate(self, request: Generate.Request, response: Generate.Response) -> Any:
+        request_id = request.request_id or secrets.token_hex(8)
+        response.request_id = request_id
+        try:
+            stream = self._take(request_id, request)
+        except RuntimeFault as fault:
+            return answer(response, self._runner.outcome(fault.code, str(fault)))
+        try:
+            for chunk in stream:
+                self._publish_token(request_id, chunk)
+            generated = stream.result()
+        except RuntimeFault as fault:
+            self._publish_end(request_id, f"failed: {fault}")
+            return answer(response, self._runner.outcome(fault.code, str(fault)))
+        except Exception as error:
+            self.get_logger().error(f"generate failed:\n{traceback.format_exc()}")
+            self._publish_end(request_id, f"failed: {error}")
+            message = f"generate failed: {type(error).__name__}: {error}"
+            return answer(response, self._runner.outcome(Code.INTERNAL, message))
+        finally:
+            with self._requests_lock:
+                del self._requests[request_id]
+        self._publish_end(request_id, str(generated.finish))
+        self._fill(response, generated)
+        message = f"{len(generated.tokens)} tokens, ended by {generated.finish}"
+        done = self._runner.outcome(Code.OK, "")
+        return answer(response, done, message)
+
+    def _take(self, request_id: str, request: Generate.Request) -> Stream:
+        """Check a request and queue it.
+
+        Raises:
+            RuntimeFault: what is wrong with it.
+        """
+        engine = self._engine
+        assert engine is not None
+        with self._requests_lock:
+            if request_id in self._requests:
+                raise InvalidArgument(f"request id '{request_id}' is under way already")
+            # The thread of each waiting caller waits with it; some must be left for verbs.
+            most = read(self, "max_waiting") + 1
+            if len(self._requests) >= most:
+                raise Busy(f"{len(self._requests)} requests are under way or wait, {most} may")
+            stream = self._queue(engine, request)
+            self._requests[request_id] = stream
+            return stream
+
+    @staticmethod
+    def _queue(engine: LanguageEngine, request: Generate.Request) -> Stream:
+        given = [
+            name
+            for name, value in (
+                ("prompt", request.prompt),
+                ("messages", request.messages),
+                ("resume_run", request.resume_run),
+            )
+            if value
+        ]
+        if len(given) > 1:
+            raise InvalidArgument(f"{' and '.join(given)} were given: give one of them")
+        if request.resume_run:
+            return engine.go_on()
+        if request.messages:
+            turns = [{"role": turn.role, "content": turn.content} for turn in request.messages]
+            prompt: Any = engine.chat(turns)
+        else:
+            prompt = request.prompt
+        sampling = Sampling(
+            temperature=request.temperature,
+            top_k=request.top_k,
+            top_p=request.top_p,
+            repetition_penalty=request.repetition_penalty,
+            seed=None if request.seed == -1 else request.seed,
+        )
+        limits = Limits(max_tokens=request.max_tokens, stop=tuple(request.stop))
+        return engine.generate(prompt, sampling, limits)
+
+    def _cancel(
+        self, request: CancelGeneration.Request, response: CancelGeneration.Response
+    ) -> Any:
+        def verb(session: Session) -> tuple[None, Motion]:
+            with self._requests_lock:
+                known = ", ".join(self._requests) or "none"
+                if not request.request_id and self._requests:
+                    next(iter(self._requests.values())).cancel()
+                elif request.request_id in self._requests:
+                    self._requests[request.request_id].cancel()
+                else:
+                    raise UnknownCapsule(
+                        f"no request '{request.request_id}' is under way; there are: {known}"
+                    )
+            return None, Motion.UNCHANGED
+
+        return answer(response, self._runner.run("cancel", verb), "it ends at the next boundary")
+
+    def _end_requests(self) -> None:
+        for service in self._generation_services:
+            self.destroy_service(service)
+        self._generation_services = []
+        with self._requests_lock:
+            for stream in self._requests.values():
+                stream.cancel()
+
+    # -- messages --------------------------------------------------------------------------
+
+    def _fill(self, response: Generate.Response, generated: Generated) -> None:
+        response.text = generated.text
+        response.tokens = list(generated.tokens)
+        response.finish_reason = str(generated.finish)
+        response.seed = generated.seed % 2**64
+        response.time_to_first_token = generated.first_token_s
+        response.tokens_per_second = generated.tokens_per_second
+        if generated.started is not None:
+            response.prompt_tokens = generated.started.prompt
+            response.tokens_reused = generated.started.reused
+
+    def _publish_token(self, request_id: str, chunk: Chunk) -> None:
+        self._tokens.publish(
+            Token(
+                header=Header(stamp=self.get_clock().now().to_msg()),
+                request_id=request_id,
+                epoch=chunk.epoch,
+                boundary=chunk.boundary,
+                index=chunk.index,
+                token=chunk.token,
+                text=chunk.text,
+            )
+        )
+
+    def _publish_end(self, request_id: str, reason: str) -> None:
+        self._tokens.publish(
+            Token(
+                header=Header(stamp=self.get_clock().now().to_msg()),
+                request_id=request_id,
+                token=-1,
+                finish_reason=reason,
+            )
+        )
+
+    def _publish_status(self) -> None:
+        now = self.get_clock().now().to_msg()
+        message = RuntimeStatus(header=Header(stamp=now), last_error=self._last_error)
+        engine = self._engine
+        if engine is not None:
+            session = engine.session
+            capsules = session.capsules()
+            message.state = RuntimeStatus.RUNNING if engine.busy else RuntimeStatus.WAITING
+            if session.needs_reset:
+                message.state, message.reason = RuntimeStatus.NEEDS_RESET, session.fault
+            message.model = read(self, "model")
+            message.fingerprint = session.fingerprint.digest()
+            message.session = session.id
+            message.boundary = session.live.number
+            message.step = session.live.step
+            message.epoch = session.epoch
+            message.capsules = len(capsules)
+            message.capsule_bytes = sum(info.own_bytes for info in capsules)
+        self._status.publish(message)
+
+
+def main(args: list[str] | None = None) -> int:
+    """Entry point of the executable `language_node`."""
+    return run_node(LanguageNode, args, threads=_THREADS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
