@@ -11,7 +11,7 @@ import ctypes
 import mmap
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -85,6 +85,9 @@ class Pool:
 
     While anybody reads (`reading`), what is given back waits: memory is never recycled under a
     copy, and a reader need not know who drops what meanwhile.
+
+    `on_empty(nbytes)` is called when the last free block of a size that was asked for before is
+    gone: whoever can do so without delaying a replay calls `stock(nbytes)`.
     """
 
     def __init__(
@@ -93,6 +96,8 @@ class Pool:
         self.device = device
         self.used_bytes = 0
         self.free_bytes = 0
+        self.on_empty: Callable[[int], None] | None = None
+        self._asked: set[int] = set()
         self._pinned = pinned
         self._keep_bytes = keep_bytes  # free memory that is kept for the next request
         self._free: defaultdict[int, list[Tensor]] = defaultdict(list)
@@ -111,6 +116,10 @@ class Pool:
             if data is not None:
                 self.free_bytes -= nbytes
             self.used_bytes += nbytes
+            again, empty = nbytes in self._asked, not self._free.get(nbytes)
+            self._asked.add(nbytes)
+        if self.on_empty is not None and again and empty and nbytes >= _SMALL:
+            self.on_empty(nbytes)
         if data is None:
             try:
                 data = allocate(nbytes, self.device, pinned=self._pinned)
@@ -119,6 +128,17 @@ class Pool:
                     self.used_bytes -= nbytes
                 raise
         return Block(data, self)
+
+    def stock(self, nbytes: int) -> None:
+        """Have a free block of this size whose pages were touched already."""
+        with self._lock:
+            self._asked.add(nbytes)
+            if self._free.get(nbytes) or self.free_bytes + nbytes > self._keep_bytes:
+                return
+        data = allocate(nbytes, self.device, pinned=self._pinned).zero_()
+        with self._lock:
+            self._free[nbytes].append(data)
+            self.free_bytes += nbytes
 
     def put_back(self, block: Block) -> None:
         with self._lock:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -82,6 +83,9 @@ class Store:
         with self.lock:
             if self.geometry is None:
                 self.geometry = geometry
+                if self.device.type == "cpu":
+                    self.memory.pools[Tier.DEVICE].on_empty = self._stock
+                    self._stock(geometry.fixed_nbytes)
             elif self.geometry != geometry:
                 raise InvalidArgument(
                     "the store belongs to sessions of another buffer table or row layout "
@@ -317,6 +321,11 @@ class Store:
 
     # -- moving
 
+    def _stock(self, nbytes: int) -> None:
+        """Let the background touch fresh pages, so that the next snapshot need not."""
+        if nbytes:
+            self._mover.submit(partial(self.memory.pools[Tier.DEVICE].stock, nbytes))
+
     def _disk_bytes(self) -> int:
         return sum(c.stored.header.nbytes for c in self.catalog if c.stored is not None)
 
@@ -384,7 +393,7 @@ class Store:
             if target is not None:
                 own = self.info(capsule).own_bytes
                 self._leaving[capsule.id] = own
-                self._mover.submit(lambda c=capsule, t=target: self._demote(c, t))  # type: ignore[misc]
+                self._mover.submit(partial(self._demote, capsule, target))
                 excess -= own
             elif not capsule.name:
                 excess -= self._evict(capsule)
