@@ -117,8 +117,8 @@ def tokens_of(count: int, seed: int = 0, size: int = 160) -> list[int]:
 
 
 @functools.cache
-def speaking(max_context: int = 400) -> LanguageModel:
-    """An adopted checkpoint with a tokenizer: bytes, a few merges, a chat template."""
+def speaking_checkpoint() -> Path:
+    """A checkpoint with a tokenizer: bytes, a few merges, a chat template."""
     _folders.append(tempfile.TemporaryDirectory())
     folder = Path(_folders[-1].name)
     tokenizer = Tokenizer(models.BPE(byte_fallback=False))
@@ -140,7 +140,13 @@ def speaking(max_context: int = 400) -> LanguageModel:
     )
     save_checkpoint("llama", folder, vocab_size=len(fast))
     fast.save_pretrained(folder)
-    return adopt(folder, max_context=max_context, chunk=32)
+    return folder
+
+
+@functools.cache
+def speaking(max_context: int = 400) -> LanguageModel:
+    """The same, adopted."""
+    return adopt(speaking_checkpoint(), max_context=max_context, chunk=32)
 
 
 class Reference:

@@ -98,6 +98,11 @@ class Rig:
     def start_policy(self, *parameters: str) -> None:
         self.processes.start(POLICY, "flashrt_ros.ros.policy_node", self._arguments(parameters))
 
+    def start_language(self, *parameters: str) -> None:
+        self.processes.start(
+            "language_node", "flashrt_ros.ros.language_node", self._arguments(parameters)
+        )
+
     def start_sim(self, *parameters: str) -> None:
         self.processes.start(SIM, "flashrt_ros.sim.node", self._arguments(parameters))
 

@@ -46,7 +46,7 @@ PARAMETERS = (
     Parameter("verb_timeout", 30.0, "Longest wait of a verb for the replay thread, s.", 0.1, 600),
 )
 
-# A waiting caller keeps a thread of the executor; with the most that may wait, verbs have some left.
+# A waiting caller keeps a thread of the executor; some must be left for verbs.
 _THREADS = 16
 
 
