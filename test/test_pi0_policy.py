@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,12 +18,19 @@ from tiny_pi0 import (
     images,
     positions,
     statistics,
+    tiny_model,
     tiny_tokenizer,
     write_checkpoint,
 )
 from transformers import PI0ForConditionalGeneration
 
-from flashrt_ros.models.pi0 import Pi0Policy, adopt_pi0
+from flashrt_ros.models.pi0 import (
+    Normalisation,
+    Pi0Policy,
+    PromptTokenizer,
+    Robot,
+    adopt_pi0,
+)
 from flashrt_ros.models.policy import PolicyModel
 from flashrt_ros.runtime import Arena
 from flashrt_ros.runtime.random import normal
@@ -58,6 +66,15 @@ def over_arena(policy: Pi0Policy, seed: int = 3) -> tuple[Pi0Policy, Arena]:
     policy.write_instruction(PROMPT)
     policy.write_observation(images(), positions())
     return policy, arena
+
+
+def around(folder: Path) -> dict[str, Any]:
+    """What a model in memory does not come with."""
+    return {
+        "robot": Robot.load(folder),
+        "normalisation": Normalisation.of_checkpoint(folder, {}),
+        "prompt": PromptTokenizer.of_checkpoint(folder, max_length=48, image_token_id=IMAGE_TOKEN),
+    }
 
 
 def sampled(
@@ -139,19 +156,32 @@ def test_equal_in_bfloat16(folder: Path) -> None:
 def test_a_model_in_memory_is_adopted_as_its_checkpoint_is(
     bound: tuple[Pi0Policy, Arena], reference: PI0ForConditionalGeneration, folder: Path
 ) -> None:
-    from flashrt_ros.models.pi0 import Normalisation, PromptTokenizer, Robot
-
     policy, _ = bound
     policy.tick()
-    prompt = PromptTokenizer.of_checkpoint(folder, max_length=48, image_token_id=IMAGE_TOKEN)
-    normalisation = Normalisation.of_checkpoint(folder, {})
-    in_memory, _ = over_arena(
-        adopt_pi0(reference, robot=Robot.load(folder), normalisation=normalisation, prompt=prompt)
-    )
+    in_memory, _ = over_arena(adopt_pi0(reference, **around(folder)))
     in_memory.tick()
     np.testing.assert_array_equal(in_memory.chunk(), policy.chunk())
     with pytest.raises(ValueError, match="robot, prompt not given"):
-        adopt_pi0(reference, normalisation=normalisation)
+        adopt_pi0(reference, normalisation=Normalisation.of_checkpoint(folder, {}))
+
+
+def test_eager_attention_is_as_good(folder: Path, bound: tuple[Pi0Policy, Arena]) -> None:
+    policy, _ = bound
+    policy.tick()
+    model = tiny_model()
+    model.set_attn_implementation("eager")
+    eager, _ = over_arena(adopt_pi0(model, **around(folder)))
+    eager.tick()
+    np.testing.assert_allclose(eager.chunk(), policy.chunk(), atol=5e-6)
+
+
+def test_a_model_with_other_masks_or_in_training_is_refused(folder: Path) -> None:
+    model = tiny_model()
+    with pytest.raises(ValueError, match="training mode"):
+        adopt_pi0(model.train(), **around(folder))
+    model.eval().set_attn_implementation("flex_attention")
+    with pytest.raises(ValueError, match="attention is flex_attention"):
+        adopt_pi0(model, **around(folder))
 
 
 def test_noise_is_of_seed_and_step_and_apart_from_the_actions(

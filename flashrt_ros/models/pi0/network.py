@@ -23,6 +23,8 @@ from torch import Tensor
 from transformers import PI0Config, PI0ForConditionalGeneration
 from transformers.models.gemma.modeling_gemma import apply_rotary_pos_emb
 
+_KERNELS = ("sdpa", "eager")
+
 
 @dataclass(frozen=True)
 class KeyValues:
@@ -56,11 +58,13 @@ class Rows:
 class Pi0Network:
     """Prefix and velocity of a π0 model.
 
-    Raises ValueError as `check_config`.
+    Raises ValueError as `check_config`, and for a model in training mode or with other attention
+    than transformers' "sdpa" or "eager".
     """
 
     def __init__(self, model: PI0ForConditionalGeneration) -> None:
         check_config(model.config)
+        _check_model(model)
         self.config = model.config
         self._model = model
         self._vlm = model.model.vlm
@@ -165,3 +169,15 @@ def check_config(config: PI0Config) -> None:
     rope = {str(c.rope_parameters.get("rope_type", "default")) for c in (text, expert)}
     if rope != {"default"}:
         raise ValueError(f"pi0: rope types {sorted(rope)}, only 'default' is supported")
+
+
+def _check_model(model: PI0ForConditionalGeneration) -> None:
+    if model.training:
+        raise ValueError("pi0: the model is in training mode; call eval() before adopting it")
+    text, expert = model.config.vlm_config.text_config, model.config.dit_config
+    kernels = {str(part._attn_implementation) for part in (text, expert)}
+    if not kernels <= set(_KERNELS):
+        raise ValueError(
+            f"pi0: attention is {' and '.join(sorted(kernels))}, which takes other masks; load the "
+            f"model with attn_implementation {' or '.join(map(repr, _KERNELS))}"
+        )

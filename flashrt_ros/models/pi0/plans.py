@@ -21,9 +21,9 @@ from flashrt_ros.models.pi0.normalisation import Normalisation
 from flashrt_ros.models.pi0.state import Sizes
 from flashrt_ros.runtime.arena import Arena
 from flashrt_ros.runtime.plans import Backend, Plan, ShapeKey, bucket_for
-from flashrt_ros.runtime.random import normal
+from flashrt_ros.runtime.random import normal, stream_id
 
-_STREAM = "action_noise"
+_STREAM = stream_id("action_noise")  # a number: hashing the name would break a compiled graph
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Pi0Plans:
     """Both plans, captured over an arena."""
 
     def __init__(self, arena: Arena, computation: Computation, backend: Backend | str) -> None:
-        self._arena = arena
+        self._buffers = {name: arena[name] for name in arena}
         self._computation = computation
         sizes = computation.sizes
         names = [f"layer{i}.attention" for i in range(sizes.layers)]
@@ -85,11 +85,11 @@ class Pi0Plans:
 
     def _look(self) -> tuple[bool, int]:
         """Whether the prefix rows are of other inputs, and the prompt's length: one transfer."""
-        arena = self._arena
+        buffers = self._buffers
         pairs = [("io.prompt", "prefix.prompt"), ("prompt.length", "prefix.length")]
         pairs += [(f"io.{camera}", f"prefix.{camera}") for camera in self._cameras()]
-        differ = torch.stack([(arena[now] != arena[then]).any() for now, then in pairs]).any()
-        stale, length = torch.stack([differ.long(), arena["prompt.length"]]).tolist()
+        differ = torch.stack([(buffers[now] != buffers[then]).any() for now, then in pairs]).any()
+        stale, length = torch.stack([differ.long(), buffers["prompt.length"]]).tolist()
         return bool(stale), int(length)
 
     def _cameras(self) -> Sequence[str]:
@@ -98,32 +98,33 @@ class Pi0Plans:
     # -- what is captured
 
     def _run_prefix(self, key: ShapeKey) -> None:
-        arena, computation = self._arena, self._computation
+        buffers, computation = self._buffers, self._computation
         for index, camera in enumerate(self._cameras()):
-            image = arena[f"io.{camera}"]
-            arena["io.pixels"][index].copy_(computation.images(image))
-            arena[f"prefix.{camera}"].copy_(image)
-        prompt, length = arena["io.prompt"], arena["prompt.length"]
+            image = buffers[f"io.{camera}"]
+            buffers["io.pixels"][index].copy_(computation.images(image))
+            buffers[f"prefix.{camera}"].copy_(image)
+        prompt, length = buffers["io.prompt"], buffers["prompt.length"]
         bucket = prompt[:, : key.bucket - computation.sizes.image_tokens]
-        computation.network.prefix(arena["io.pixels"], bucket, length, self._memory)
-        arena["prefix.prompt"].copy_(prompt)
-        arena["prefix.length"].copy_(length)
-        arena["prefix.replays"].add_(1)
+        computation.network.prefix(buffers["io.pixels"], bucket, length, self._memory)
+        buffers["prefix.prompt"].copy_(prompt)
+        buffers["prefix.length"].copy_(length)
+        buffers["prefix.replays"].add_(1)
 
     def _run_denoise(self, key: ShapeKey) -> None:
-        arena, computation = self._arena, self._computation
-        noise, chunk, step = arena["random.noise"], arena["action.chunk"], arena["random.step"]
-        seed, dtype = arena["random.seed"], noise.dtype
-        noise.copy_(normal(noise.shape, seed=seed, step=step, stream=_STREAM, dtype=dtype))
-        valid = computation.sizes.image_tokens + arena["prompt.length"]
-        state, moving = computation.state(arena["io.joints"]), noise
+        buffers, computation = self._buffers, self._computation
+        noise, chunk = buffers["random.noise"], buffers["action.chunk"]
+        seed, step = buffers["random.seed"], buffers["random.step"]
+        drawn = normal(noise.shape, seed=seed, step=step, stream=_STREAM, dtype=noise.dtype)
+        noise.copy_(drawn)
+        valid = computation.sizes.image_tokens + buffers["prompt.length"]
+        state, moving = computation.state(buffers["io.joints"]), noise
         slope = -1.0 / computation.steps
         for index in range(computation.steps):
             velocity = computation.network.velocity(
                 state, moving, 1.0 + index * slope, valid, key.bucket, self._memory
             )
             moving = moving + slope * velocity
-        arena["action.previous"].copy_(chunk)
+        buffers["action.previous"].copy_(chunk)
         chunk.copy_(computation.actions(moving))
-        arena["action.cursor"].zero_()
+        buffers["action.cursor"].zero_()
         step.add_(1)
