@@ -104,6 +104,10 @@ sys.exit(not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Pyth
         missing+=("a C compiler (gcc)")
         apt+=(gcc)
     }
+    [ "$(flavour)" = pypi ] || command -v colcon >/dev/null || {
+        missing+=("colcon")
+        apt+=(python3-colcon-common-extensions)
+    }
     if [ "${#missing[@]}" -gt 0 ]; then
         printf 'setup: missing: %s\n' "${missing[@]}" >&2
         die "install with: sudo apt-get install -y ${apt[*]}; then run this again"
@@ -192,6 +196,8 @@ build() {
     if [ "$(flavour)" = pypi ]; then
         export AMENT_PREFIX_PATH="$venv" CMAKE_PREFIX_PATH="$venv"
     fi
+    # colcon would add a limit on the load, with which a build on a busy machine hardly moves.
+    export MAKEFLAGS="${MAKEFLAGS:--j$(nproc)}"
     local generator=()
     ! command -v ninja >/dev/null || generator=(-GNinja)
     (

@@ -16,10 +16,23 @@ cd "$root"
 # Small networks run fastest on one thread each, and the node tests run several processes.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 
+step() { # name command...
+    echo "test: $1"
+    shift
+    "$@" || failed+=("$*")
+}
+
+# All checks run, so that one call shows all that is wrong.
+failed=()
 if [ "$#" -eq 0 ]; then
-    echo "test: ruff" && ruff check . && ruff format --check .
-    echo "test: mypy" && mypy
-    echo "test: layers" && lint-imports
-    echo "test: pytest"
+    step style ruff check .
+    step format ruff format --check .
+    step types mypy
+    step layers lint-imports
 fi
-exec python -m pytest "$@"
+step tests python -m pytest "$@"
+
+if [ "${#failed[@]}" -gt 0 ]; then
+    printf 'test: failed: %s\n' "${failed[@]}" >&2
+    exit 1
+fi
