@@ -14,7 +14,9 @@ import argparse
 import json
 import logging
 from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -92,61 +94,102 @@ def touched(truth: SimTruth, colour: str) -> bool:
     return truth.touching == colour and truth.touching_for >= HOLD_SECONDS
 
 
-def _trials(job: tuple[Path, int]) -> list[Trial]:
-    folder, seed = job
-    torch.set_num_threads(1)
-    runner, trials = Runner(folder), []
-
-    def add(way: str, truth: SimTruth, success: bool) -> None:
-        trials.append(Trial(way, seed, success, truth.touching))
-
+def _cued(runner: Runner, seed: int) -> tuple[SimTruth, bool]:
+    """Cue, wait, reach."""
     runner.reset(seed)
     runner.run("wait", CUE_AND_WAIT)
     cue = runner.world.truth().last_cue
-    capsule = runner.state()
     truth = runner.run("reach", REACH_TICKS)
-    add("cued reach", truth, touched(truth, cue))
+    return truth, touched(truth, cue)
 
-    for index, instruction in enumerate(DIRECT):
-        runner.reset(seed)
-        truth = runner.run(instruction, REACH_TICKS)
-        add("direct", truth, touched(truth, COLOURS[index]))
-    first = DIRECT[(seed + 1) % 4]
+
+def _direct(runner: Runner, seed: int) -> tuple[SimTruth, bool]:
+    """A colour by name; the colours take turns, whatever the lamp shows."""
     runner.reset(seed)
-    runner.run(first, 35)
     truth = runner.run(DIRECT[seed % 4], REACH_TICKS)
-    add("direct, after another block", truth, touched(truth, COLOURS[seed % 4]))
-    truth = runner.run("go home", 40)
-    off = np.abs(truth.joint_positions - HOME)[:4].max()
-    add("go home", truth, bool(off < TOLERANCE))
+    return truth, touched(truth, COLOURS[seed % 4])
 
+
+def _switch(runner: Runner, seed: int) -> tuple[SimTruth, bool]:
+    """A colour by name after 35 ticks of another."""
+    runner.reset(seed)
+    runner.run(DIRECT[(seed + 1) % 4], 35)
+    truth = runner.run(DIRECT[seed % 4], REACH_TICKS)
+    return truth, touched(truth, COLOURS[seed % 4])
+
+
+def _home(runner: Runner, seed: int) -> tuple[SimTruth, bool]:
+    """Home from the way to a block."""
+    runner.reset(seed)
+    runner.run(DIRECT[seed % 4], 35)
+    truth = runner.run("go home", HOME_TICKS + 15)
+    return truth, bool(np.abs(truth.joint_positions - HOME)[:4].max() < TOLERANCE)
+
+
+def _wait(runner: Runner, seed: int) -> tuple[SimTruth, bool]:
+    """Nothing, for 30 ticks."""
     runner.reset(seed)
     before = runner.world.truth().joint_positions
     truth = runner.run("wait", 30)
-    add("wait", truth, bool(np.abs(truth.joint_positions - before).max() < TOLERANCE))
+    return truth, bool(np.abs(truth.joint_positions - before).max() < TOLERANCE)
 
-    # The interruption: another errand with a cue of its own, any of the four; then back in ways.
+
+def _interrupted(runner: Runner, seed: int, way: str) -> tuple[SimTruth, bool]:
+    """Cue, wait; another errand with a cue of its own, any of the four; back in some way; reach.
+
+    The errand's colour counts where nothing was put back, the first one else.
+    """
     draw = np.random.Generator(np.random.Philox(key=[seed, 0x1A7E]))
     other = COLOURS[int(draw.integers(4))]
-    for way in ("restored", "second cue", "kv only", "cold"):
-        runner.reset(seed)
-        runner.run("wait", CUE_AND_WAIT)
-        runner.world.light_lamp(other, 8)
-        runner.run("go home", HOME_TICKS)
-        if way == "restored":
-            runner.put_back(capsule)
-        elif way == "kv only":
-            runner.put_back(capsule, ("kv",))
-        elif way == "cold":
-            runner.forget(seed)
-        truth = runner.run("reach", REACH_TICKS)
-        add(way, truth, touched(truth, other if way == "second cue" else cue))
+    runner.reset(seed)
+    runner.run("wait", CUE_AND_WAIT)
+    capsule, cue = runner.state(), runner.world.truth().last_cue
+    runner.world.light_lamp(other, 8)
+    runner.run("go home", HOME_TICKS)
+    if way == "restored":
+        runner.put_back(capsule)
+    elif way == "kv only":
+        runner.put_back(capsule, ("kv",))
+    elif way == "cold":
+        runner.forget(seed)
+    truth = runner.run("reach", REACH_TICKS)
+    return truth, touched(truth, other if way == "second cue" else cue)
+
+
+WAYS: dict[str, Callable[[Runner, int], tuple[SimTruth, bool]]] = {
+    "cued reach": _cued,
+    "direct": _direct,
+    "direct, after another": _switch,
+    "go home": _home,
+    "wait": _wait,
+    "second cue": partial(_interrupted, way="second cue"),
+    "restored": partial(_interrupted, way="restored"),
+    "kv only": partial(_interrupted, way="kv only"),
+    "cold": partial(_interrupted, way="cold"),
+}
+
+
+@cache
+def _runner(folder: Path) -> Runner:
+    """One for each process."""
+    return Runner(folder)
+
+
+def _trials(job: tuple[Path, int, tuple[str, ...]]) -> list[Trial]:
+    folder, seed, ways = job
+    torch.set_num_threads(1)
+    runner, trials = _runner(folder), []
+    for way in ways:
+        truth, success = WAYS[way](runner, seed)
+        trials.append(Trial(way, seed, success, truth.touching))
     return trials
 
 
-def evaluate(folder: Path, first: int, count: int, processes: int = 2) -> list[Trial]:
-    """All trials of `count` seeds."""
-    jobs = [(folder, seed) for seed in range(first, first + count)]
+def evaluate(
+    folder: Path, first: int, count: int, processes: int = 2, ways: Iterable[str] = WAYS
+) -> list[Trial]:
+    """The trials of `count` seeds."""
+    jobs = [(folder, seed, tuple(ways)) for seed in range(first, first + count)]
     with get_context("spawn").Pool(processes) as pool:
         parts = list(tqdm(pool.imap(_trials, jobs), total=count, desc="seeds", mininterval=2))
     return [trial for part in parts for trial in part]
@@ -174,9 +217,16 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="the first one")
     parser.add_argument("--out", type=Path, help="JSON of the summary and of every failure")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     arguments = parser.parse_args()
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    trials = evaluate(arguments.checkpoint, arguments.first, arguments.seeds, arguments.processes)
+    trials = evaluate(
+        arguments.checkpoint,
+        arguments.first,
+        arguments.seeds,
+        arguments.processes,
+        arguments.ways,
+    )
     summary = summarise(trials)
     for way, counts in summary.items():
         print(f"{way:30} {counts['successes']:4}/{counts['trials']:<4} {counts['share']:.1%}")
