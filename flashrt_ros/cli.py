@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ class Command:
 
 COMMANDS = {
     "capsule": Command("flashrt_ros.runtime.cli", "list, check, compare and audit capsules"),
+    "generate": Command("flashrt_ros.models.language.command", "a text from a language model"),
     "bench": Command("flashrt_ros.bench.cli", "measure this machine"),
 }
 
@@ -45,7 +47,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"flashrt {name}: needs the Python module {error.name!r}, which is not installed here\n"
         )
         return 2
-    code: int = module.main(rest, f"flashrt {name}")
+    try:
+        code: int = module.main(rest, f"flashrt {name}")
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, `head` say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     return code
 
 
