@@ -47,7 +47,7 @@ from flashrt_ros.runtime.errors import (
     StaleBoundary,
     UnknownCapsule,
 )
-from flashrt_ros.runtime.tiers import Budgets
+from flashrt_ros.runtime.tiers import Budgets, parts_of
 
 _CAPACITY = 96
 _STEPS = int(os.environ.get("FLASHRT_PROPERTY_STEPS", "10000"))
@@ -141,8 +141,23 @@ class Interleavings(RuleBasedStateMachine):
         self.store = self.new_store()
 
     def teardown(self) -> None:
+        if self.lives:
+            self.nothing_is_held_by_nobody()
         self.store.close()
         shutil.rmtree(self.directory, ignore_errors=True)
+
+    def nothing_is_held_by_nobody(self) -> None:
+        """When all capsules but the first ones are dropped, their memory has come back."""
+        assert self.store.flush(30)
+        for ref in list(self.kept):
+            capsule = self.store.find(ref)
+            if not (capsule.pinned and "first" in capsule.meta.tags):
+                self.store.drop(capsule)
+        held = [part for c in self.store.catalog for part in parts_of(c)]
+        expected = sum(part.block.nbytes for part in held)
+        pools = self.store.memory.pools.values()
+        assert sum(pool.used_bytes for pool in pools) == expected
+        assert all(part.block.pool in pools for part in held)
 
     def new_store(self) -> Store:
         # room for some thirty capsules, so that demotion runs by itself too

@@ -12,7 +12,7 @@ from torch import Tensor
 from .buffers import BufferSpec, BufferTable
 from .errors import InternalFault, InvalidArgument
 from .layout import Geometry, Layout, RowLayout
-from .memory import allocate
+from .memory import allocate, typed
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def _lay_out(geometry: Geometry, device: torch.device) -> _Laid:
     fixed = allocate(geometry.fixed_nbytes, device)
     for name, _ in geometry.offsets:
         spec = geometry.table[name]
-        tensors[name] = fixed[geometry.span(name)].view(spec.dtype).view(spec.shape)
+        tensors[name] = typed(fixed[geometry.span(name)], spec.dtype).view(spec.shape)
     groups = []
     for layout in geometry.groups:
         planes = tuple(
@@ -168,13 +168,13 @@ def _lay_out(geometry: Geometry, device: torch.device) -> _Laid:
         groups.append(RowGroup(layout, planes))
         for column in layout.columns:
             spec = column.spec
-            rows = planes[column.plane][:, column.offset : column.offset + column.nbytes]
-            typed = rows.view(spec.dtype).as_strided(
+            plane, size = planes[column.plane], spec.dtype.itemsize
+            rows = typed(plane.view(-1), spec.dtype).as_strided(
                 (spec.capacity, *spec.row_shape),
-                (rows.stride(0) // spec.dtype.itemsize, *_contiguous_strides(spec.row_shape)),
-                column.offset // spec.dtype.itemsize,
+                (plane.shape[1] // size, *_contiguous_strides(spec.row_shape)),
+                column.offset // size,
             )
-            tensors[spec.name] = typed.movedim(0, spec.row_dim)
+            tensors[spec.name] = rows.movedim(0, spec.row_dim)
     ordered = {spec.name: tensors[spec.name] for spec in geometry.table}
     addresses = {name: tensor.data_ptr() for name, tensor in ordered.items()}
     return _Laid(geometry, fixed, tuple(groups), ordered, addresses)

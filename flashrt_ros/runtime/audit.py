@@ -14,6 +14,7 @@ import gc
 import hashlib
 import importlib
 import json
+import os
 import random
 import subprocess
 import sys
@@ -188,7 +189,8 @@ def _in_garbage(factory: Factory, seed: int, directory: str, steps: int) -> Dige
 
 def _in_fresh_process(path: str, seed: int, directory: str, steps: int) -> Digests:
     command = [sys.executable, "-m", __name__, path, str(seed), directory, str(steps)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode != 0:
         raise InvalidArgument(f"audit subject {path!r} failed in a fresh process:\n{done.stderr}")
     found: Digests = json.loads(done.stdout.splitlines()[-1])

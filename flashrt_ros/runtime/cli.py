@@ -193,6 +193,8 @@ def _gc(options: argparse.Namespace) -> int:
 
 
 def _audit(options: argparse.Namespace) -> int:
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # an adapter in the current folder, not installed
     report = audit(options.program, steps=options.steps)
     if options.json:
         _print_json(asdict(report) | {"ok": report.ok})

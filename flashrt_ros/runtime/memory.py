@@ -45,6 +45,17 @@ def allocate(nbytes: int, device: torch.device, *, pinned: bool = False) -> Tens
     return torch.frombuffer(mapped, dtype=torch.uint8)
 
 
+def typed(data: Tensor, dtype: torch.dtype) -> Tensor:
+    """Contiguous bytes uint8 [n] as one dimension of `dtype`, the same memory.
+
+    On CPU not as a view in torch's sense: torch.compile refuses to write into views of another
+    dtype, and takes buffers that share an allocation for one input.
+    """
+    if data.device.type == "cpu":
+        return torch.frombuffer(data.numpy(), dtype=dtype)
+    return data.view(dtype)
+
+
 def copy_bytes(destination: Tensor, source: Tensor) -> None:
     """Copy contiguous uint8 [n] or [rows, bytes] to the same shape; ordered on the current stream.
 

@@ -7,6 +7,7 @@ replay, so a new prompt or observation never needs a new capture.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -52,7 +53,7 @@ class ReplayProof:
 
     moved: tuple[str, ...]  # buffers whose address or shape changed; must be empty
     device_allocations: int  # by torch's CUDA allocator; 0 for a graph. -1 where not counted
-    captures: int  # captures or compilations during the replay; must be 0
+    compilations: int  # by torch.compile during the replay; must be 0
 
 
 class Plan:
@@ -125,13 +126,13 @@ class Plan:
     def prove(self, key: ShapeKey, arena: Arena) -> ReplayProof:
         """Replay once and measure that no buffer moved, nothing was allocated or captured."""
         counted = self.active is Backend.CUDA_GRAPH
-        captures = self.captures
+        captures = _compilations()
         allocations = _cuda_allocations(arena.device) if counted else 0
         self.replay(key)
         if counted:
             allocations = _cuda_allocations(arena.device) - allocations
         return ReplayProof(
-            tuple(arena.moved()), allocations if counted else -1, self.captures - captures
+            tuple(arena.moved()), allocations if counted else -1, _compilations() - captures
         )
 
     # -- back ends
@@ -146,10 +147,12 @@ class Plan:
     def _compile(self) -> None:
         try:
             compiled = torch.compile(self.fn, dynamic=False)
-            for key in self.keys:
-                compiled(key)
-                self.captures += 1
-                self._ready[key] = _bound(compiled, key)
+            # by default torch stops compiling one function after eight shapes
+            with torch._dynamo.config.patch(recompile_limit=max(8, len(self.keys) + 1)):
+                for key in self.keys:
+                    compiled(key)
+                    self.captures += 1
+                    self._ready[key] = _bound(compiled, key)
             self.active = Backend.COMPILED
         except Exception as error:  # no compiler, an operation it lacks: any of torch's many
             self.fallback_reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
@@ -183,6 +186,12 @@ class Plan:
 
 def _bound(fn: Callable[[ShapeKey], object], key: ShapeKey) -> Callable[[], object]:
     return lambda: fn(key)
+
+
+def _compilations() -> int:
+    """Graphs that torch.compile made in this process; none where it was never used."""
+    utilities = sys.modules.get("torch._dynamo.utils")
+    return 0 if utilities is None else int(utilities.counters["stats"]["unique_graphs"])
 
 
 def _cuda_allocations(device: torch.device) -> int:

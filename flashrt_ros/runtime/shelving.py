@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from .directory import CapsuleDirectory, StoredCapsule
 from .errors import Corrupt, UnknownCapsule
 from .layout import Geometry, RowLayout
 from .memory import Block, Pool, copy_bytes, synchronise
+from .metadata import Piece
 from .rows import RowsRef, Slab, alive, hold, release, spans, stop_of
 from .tiers import Part, fastest_tier, parts_of
 
@@ -87,61 +89,91 @@ def on_cpu(
     return image.block.data.cpu(), planes
 
 
-def read(
-    directory: CapsuleDirectory,
-    stored: StoredCapsule,
-    geometry: Geometry,
-    known: Sequence[RowsRef | None],
-    pool: Pool,
-    lock: AbstractContextManager[object],
-) -> Loaded:
-    """Read and check a capsule from disk. Rows that are still in memory (`known`) are not read.
+class Reader:
+    """Reads capsules from a directory into memory; rows that are there already are shared."""
 
-    Raises Corrupt; nothing is left behind then.
-    """
-    rows: list[RowsRef | None] = []
-    image = FixedImage(pool.take(geometry.fixed_nbytes))
-    try:
+    def __init__(self, directory: CapsuleDirectory, lock: AbstractContextManager[object]) -> None:
+        self._directory = directory
+        self._lock = lock  # the store's
+        # (slab that it hangs on, piece) -> slab, as long as it lives
+        self._slabs: WeakValueDictionary[tuple[int, str], Slab] = WeakValueDictionary()
+
+    def read(
+        self,
+        stored: StoredCapsule,
+        geometry: Geometry,
+        known: Sequence[RowsRef | None],
+        pool: Pool,
+    ) -> Loaded:
+        """Read and check a capsule. Rows that are still in memory (`known`) are not read.
+
+        Raises Corrupt; nothing is left behind then.
+        """
+        rows: list[RowsRef | None] = []
+        image = FixedImage(pool.take(geometry.fixed_nbytes))
+        try:
+            copy_bytes(image.block.data, self._fixed(stored, geometry))
+            for index, layout in enumerate(geometry.groups):
+                with self._lock:
+                    rows.append(alive(known[index]) if known else None)
+                    hold(rows[index])
+                for piece in stored.pieces:
+                    if piece.counter == layout.counter and piece.stop > stop_of(rows[index]):
+                        longer = self._lengthened(stored, piece, layout, rows[index], pool)
+                        with self._lock:
+                            release(rows[index])
+                        rows[index] = longer
+            synchronise(pool.device)
+        except BaseException:
+            with self._lock:
+                for ref in rows:
+                    release(ref)
+                image.release("")
+            raise
+        return Loaded(image, tuple(rows))
+
+    def _fixed(self, stored: StoredCapsule, geometry: Geometry) -> Tensor:
         staged = torch.zeros(geometry.fixed_nbytes, dtype=torch.uint8)
-        for spec, data in directory.fixed(stored):
+        for spec, data in self._directory.fixed(stored):
             if len(data) != spec.nbytes:
                 raise Corrupt(f"{stored.header.path}: {spec.name} has {len(data)} bytes")
             staged[geometry.span(spec.name)] = _tensor(data)
-        copy_bytes(image.block.data, staged)
-        for index, layout in enumerate(geometry.groups):
-            with lock:
-                ref = alive(known[index]) if known else None
-                hold(ref)
-                rows.append(ref)
-            for piece in stored.pieces:
-                if piece.counter == layout.counter and piece.stop > stop_of(rows[index]):
-                    start = stop_of(rows[index])
-                    slab = _slab(layout, rows[index], start, piece.stop, pool)
-                    for column, (_, stored_rows) in zip(
-                        layout.columns, directory.rows(stored, piece), strict=True
-                    ):
-                        part = _tensor(stored_rows).view(piece.stop - piece.start, column.nbytes)
-                        plane = slab.planes(start, piece.stop)[column.plane]
-                        cut = slice(column.offset, column.offset + column.nbytes)
-                        plane[:, cut].copy_(part[start - piece.start :])
-                    with lock:
-                        longer = RowsRef(slab, piece.stop)
-                        hold(longer)
-                        release(rows[index])
-                        rows[index] = longer
-        synchronise(pool.device)
-    except BaseException:
-        with lock:
-            for ref in rows:
-                release(ref)
-            image.release("")
-        raise
-    return Loaded(image, tuple(rows))
+        return staged
 
-
-def _slab(layout: RowLayout, parent: RowsRef | None, start: int, stop: int, pool: Pool) -> Slab:
-    block = pool.take((stop - start) * layout.row_nbytes)
-    return Slab(parent, start, stop - start, layout.widths, block, stop)
+    def _lengthened(
+        self,
+        stored: StoredCapsule,
+        piece: Piece,
+        layout: RowLayout,
+        base: RowsRef | None,
+        pool: Pool,
+    ) -> RowsRef:
+        """`base` and the rows of a piece, held once."""
+        key = (0 if base is None else id(base.slab), piece.id)
+        with self._lock:
+            found = self._slabs.get(key)
+            if found is not None and not found.dead and found.parent == base:
+                shared = RowsRef(found, piece.stop)
+                hold(shared)
+                return shared
+        start = stop_of(base)
+        block = pool.take((piece.stop - start) * layout.row_nbytes)
+        slab = Slab(base, start, piece.stop - start, layout.widths, block, piece.stop)
+        try:
+            planes = slab.planes(start, piece.stop)
+            columns = zip(layout.columns, self._directory.rows(stored, piece), strict=True)
+            for column, (_, data) in columns:
+                part = _tensor(data).view(piece.stop - piece.start, column.nbytes)
+                cut = slice(column.offset, column.offset + column.nbytes)
+                planes[column.plane][:, cut].copy_(part[start - piece.start :])
+        except BaseException:
+            block.release()
+            raise
+        with self._lock:
+            longer = RowsRef(slab, piece.stop)
+            hold(longer)
+            self._slabs[key] = slab
+        return longer
 
 
 def _tensor(data: bytearray) -> Tensor:

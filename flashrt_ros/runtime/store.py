@@ -74,6 +74,7 @@ class Store:
         self._evicted: deque[CapsuleInfo] = deque(maxlen=4096)
         self._moving = threading.Lock()  # one move at a time
         if self.directory is not None:
+            self._reader = shelving.Reader(self.directory, self.lock)
             entries, self.refused = self.directory.entries()
             for stored in entries:
                 self.catalog.add(Capsule(stored.meta, Tier.DISK, stored=stored))
@@ -345,8 +346,8 @@ class Store:
                 capsule.tier = Tier.DISK
 
     def _load(self, capsule: Capsule, tier: Tier) -> None:
-        stored, directory, geometry = capsule.stored, self.directory, self.geometry
-        if stored is None or directory is None:
+        stored, geometry = capsule.stored, self.geometry
+        if stored is None:
             raise UnknownCapsule(f"capsule {capsule.id} was dropped")
         if geometry is None:
             raise Unsupported("no session uses this store yet: its buffer table is not known")
@@ -359,7 +360,7 @@ class Store:
             self._make_room(tier, stored.header.nbytes + stored.rows_nbytes)
         pool = self.memory.pools[tier]
         with self.memory.reading():
-            loaded = shelving.read(directory, stored, geometry, capsule.rows, pool, self.lock)
+            loaded = self._reader.read(stored, geometry, capsule.rows, pool)
             with self.lock:
                 if capsule in self.catalog and capsule.fixed is None:
                     loaded.image.owners.add(capsule.id)

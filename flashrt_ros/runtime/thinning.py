@@ -27,12 +27,13 @@ class AutoSnapshots:
 def least_missed(numbers: Sequence[int]) -> int:
     """Index of the snapshot to let go: smallest (gap that it would leave) / (its age).
 
-    `numbers` ascend; the last one is the present and is never chosen. Needs two or more.
+    `numbers` ascend; the last one is the present and is never chosen. Needs two or more. The gap
+    of the oldest reaches back to 0, the first boundary, which a session always keeps.
     """
     now = numbers[-1]
     best, best_loss = 0, float("inf")
     for index in range(len(numbers) - 1):
-        before = numbers[index - 1] if index else numbers[0] - 1
+        before = numbers[index - 1] if index else 0
         loss = (numbers[index + 1] - before) / (now - numbers[index] + 1)
         if loss < best_loss:
             best, best_loss = index, loss
