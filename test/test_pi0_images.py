@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
-from flashrt_ros.models.pi0.images import (
+from flashrt_ros.policies.preprocessing import (
     ImagePreprocessing,
     ImagePreprocessor,
     Pipeline,

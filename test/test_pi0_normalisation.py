@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import save_file
 from tiny_pi0 import statistics
 
-from flashrt_ros.models.pi0.normalisation import ACTION, STATE, Mode, Normalisation, Normaliser
+from flashrt_ros.models.pi0.normalisation import ACTION, STATE
+from flashrt_ros.policies.normalisation import Mode, Normalisation, Normaliser
 
 NUMBERS = statistics()
 USED = [mode for mode in Mode if mode not in (Mode.IDENTITY, Mode.QUANTILE10)]

@@ -317,6 +317,20 @@ def test_a_refused_observation_changes_no_buffer(bound: tuple[Pi0Policy, Arena])
         assert torch.equal(arena.fixed, before)
 
 
+def test_read_only_and_strided_images_are_taken_as_they_look(
+    bound: tuple[Pi0Policy, Arena], recwarn: pytest.WarningsRecorder
+) -> None:
+    policy, arena = bound
+    given = images(4)
+    strided = {name: image[:, ::-1].copy()[:, ::-1] for name, image in given.items()}
+    for image in strided.values():
+        image.flags.writeable = False
+    policy.write_observation(strided, positions())
+    for index, image in enumerate(given.values()):
+        np.testing.assert_array_equal(arena[f"io.camera{index}.image"].numpy(), image)
+    assert not recwarn.list
+
+
 def test_joints_of_a_wrong_size_are_named(bound: tuple[Pi0Policy, Arena]) -> None:
     with pytest.raises(ValueError, match=r"\[2\], expected \[3\]: shoulder, elbow, gripper"):
         bound[0].write_observation(images(), positions()[:2])

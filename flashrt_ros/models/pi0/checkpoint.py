@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import PI0Config, PI0ForConditionalGeneration
 
-from flashrt_ros.models.pi0.images import ImagePreprocessing
+from flashrt_ros.models.pi0.images import ImagePreprocessing, Pipeline
 from flashrt_ros.models.pi0.network import check_config
 from flashrt_ros.models.pi0.normalisation import Normalisation
 from flashrt_ros.models.pi0.prompt import PromptTokenizer
@@ -99,7 +99,7 @@ def of_model(model: PI0ForConditionalGeneration, given: Given) -> Parts:
             "the path of a checkpoint"
         )
     size = model.config.vlm_config.vision_config.image_size
-    images = given.images or ImagePreprocessing.of_checkpoint(Path(), size, lerobot=False)
+    images = given.images or ImagePreprocessing(size, size, Pipeline.TRANSFORMERS)
     weights = _weights_of(model)
     return Parts("pi0", model, given.robot, images, given.normalisation, given.prompt, weights)
 

@@ -87,7 +87,7 @@ class Pi0Policy:
     def write_observation(self, images: Mapping[str, np.ndarray], positions: np.ndarray) -> None:
         """Write `io.camera*.image` and `io.joints`; see `PolicyModel.write_observation`."""
         check_images(images, self.spec.cameras)
-        joints = np.asarray(positions, dtype=np.float32)
+        joints = np.array(positions, dtype=np.float32)
         if joints.shape != (self._sizes.joints,):
             raise ValueError(
                 f"positions have shape {list(joints.shape)}, expected [{self._sizes.joints}]: "
@@ -96,7 +96,8 @@ class Pi0Policy:
         if not np.isfinite(joints).all():
             raise ValueError(f"positions are not all finite: {joints.tolist()}")
         for index, name in enumerate(self.spec.cameras):
-            image = torch.from_numpy(np.ascontiguousarray(images[name]))
+            # Pictures out of messages may be read-only, of which torch would warn.
+            image = torch.from_numpy(np.require(images[name], requirements=["C", "W"]))
             self._arena[f"io.camera{index}.image"].copy_(image)
         self._arena["io.joints"].copy_(torch.from_numpy(joints[None]))
 
