@@ -163,6 +163,6 @@ class Reference:
     def see(self, tokens: Sequence[int]) -> torch.Tensor:
         """Logits after the last token, float32 [vocabulary]."""
         positions = torch.arange(len(tokens))[None] + self.position
-        logits, _ = call(self.model, torch.tensor([list(tokens)]), positions, self.cache)
+        logits = call(self.model, torch.tensor([list(tokens)]), positions, self.cache)
         self.position += len(tokens)
         return logits[0, -1].float()

@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Pretra
 from flashrt_ros.models.language.attention import ATTENTION
 from flashrt_ros.models.language.geometry import LayerGeometry, check_supported, probe
 from flashrt_ros.models.language.model import LanguageModel
+from flashrt_ros.models.language.mtp import MtpHead, load_head, make_stepwise
 from flashrt_ros.runtime import (
     Backend,
     Fingerprint,
@@ -42,6 +43,7 @@ def adopt(
     backend: Backend | str = Backend.EAGER,
     chunk: int = 256,
     gguf_file: str | None = None,
+    draft_tokens: int = 0,
 ) -> LanguageModel:
     """Adopt a causal language model: its state will live in an arena, its tokens stay the same.
 
@@ -54,14 +56,19 @@ def adopt(
             unless said otherwise.
         backend: how plans are replayed.
         chunk: tokens of a whole prefill piece.
+        draft_tokens: tokens to draft at a time with the checkpoint's multi-token prediction head
+            (Qwen3.5, Qwen3-Next); 0: don't. Greedy tokens stay the same.
 
     Raises:
         Unsupported: the model cannot be adopted; found from the config, before weights are read.
         InvalidArgument: an argument's value cannot be meant.
         FileNotFoundError: there is no such checkpoint.
     """
-    if max_context < 1 or chunk < 1:
-        raise InvalidArgument(f"max_context {max_context}, chunk {chunk}: expected 1 or more")
+    if max_context < 1 or chunk < 1 or draft_tokens < 0:
+        raise InvalidArgument(
+            f"max_context {max_context}, chunk {chunk}: expected 1 or more; "
+            f"draft_tokens {draft_tokens}: expected 0 or more"
+        )
     chunk = min(chunk, max_context)
     place = torch.device(device)
     kind = Backend(backend)
@@ -94,8 +101,14 @@ def adopt(
         weights = weights_digest(directory, pattern=gguf_file or "*.safetensors")
         tokenizer = _tokenizer(directory, options)
     module = module.to(device=place).eval().requires_grad_(False)
+    head: MtpHead | None = None
+    if draft_tokens:
+        if isinstance(model_or_path, nn.Module) or gguf_file:
+            raise Unsupported("drafting needs the mtp.* tensors of a safetensors checkpoint")
+        head = load_head(module, Path(model_or_path), wanted).to(device=place)
+        make_stepwise(module)
     text = config.get_text_config(decoder=True)
-    settings = config_text(config) + f"\nmax_context {max_context} chunk {chunk}"
+    settings = config_text(config) + f"\nmax_context {max_context} chunk {chunk} drafts {draft_tokens}"
     return LanguageModel(
         module=module,
         geometry=geometry,
@@ -114,6 +127,8 @@ def adopt(
         device=place,
         stop_tokens=_stop_tokens(module, config, tokenizer),
         tokenizer=tokenizer,
+        mtp=head,
+        draft_tokens=draft_tokens,
     )
 
 

@@ -32,14 +32,16 @@ class Frame:
         position: int64 scalar buffer: rows that are valid before this replay.
         rows: int64 [length], where the new rows go.
         bucket: rows that attention reads; a constant of the shape key.
+        steps: while drafts are verified, the states of recurrent layers after each token.
 
-    Rows and bucket are set by the plan's function before every forward, so no replay depends on
+    Rows, bucket and steps are set by the plan's function before every forward, so no replay depends on
     what an earlier one left here.
     """
 
     position: Tensor
     rows: Tensor
     bucket: int = 0
+    steps: dict[int, list[list[Tensor]]] | None = None
 
 
 class ArenaRows(CacheLayerMixin):

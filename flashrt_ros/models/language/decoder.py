@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from flashrt_ros.models.language.cache import ArenaCache, Frame
-from flashrt_ros.models.language.forward import call
+from flashrt_ros.models.language.forward import call, call_hidden
 from flashrt_ros.models.language.geometry import ROWS
+from flashrt_ros.models.language.mtp import LIMIT, MOST_STOP_TOKENS, STOP, Drafting, select
 from flashrt_ros.models.language.sampling import (
     DRAW,
     SEED,
@@ -90,6 +91,15 @@ class Decoder:
         # without the sort of the whole vocabulary that the other settings need
         self._plain_choice = Plan("plain_choice", self._run_plain_choice, choices, model.backend)
         self._plain_step = Plan("plain_step", self._run_plain_step, steps, model.backend)
+        self.drafted = 0  # tokens that the head drafted, and how many of them were right
+        self.accepted = 0
+        self._drafting: Drafting | None = None
+        self._speculation: Plan | None = None
+        if model.mtp is not None:
+            count = model.draft_tokens
+            self._drafting = Drafting(model.mtp, model.mtp_geometry, arena, count)
+            spans = [ShapeKey(count + 1, bucket) for bucket in buckets if bucket > count]
+            self._speculation = Plan("speculation", self._run_speculation, spans, model.backend)
         arena[SEED].fill_(signed(seed))
         write_settings(arena, Sampling())
         pool = None
@@ -99,13 +109,8 @@ class Decoder:
 
     @property
     def plans(self) -> tuple[Plan, ...]:
-        return (
-            self._prefill,
-            self._choice,
-            self._plain_choice,
-            self._step,
-            self._plain_step,
-        )
+        plans = (self._prefill, self._choice, self._plain_choice, self._step, self._plain_step)
+        return plans if self._speculation is None else (*plans, self._speculation)
 
     # -- the state, read on the host (synchronises a CUDA device)
 
@@ -187,6 +192,48 @@ class Decoder:
         plan.replay(ShapeKey(1, self._bucket(1)))
         return int(self.arena[PENDING])
 
+    def can_speculate(self, stop_tokens: Sequence[int]) -> bool:
+        """Whether `speculate` says the same tokens as `step` would, here and now.
+
+        It needs a head, room for all drafts, greedy decoding without a penalty, a pending token, and
+        few enough stop tokens.
+        """
+        return (
+            self._drafting is not None
+            and len(stop_tokens) <= MOST_STOP_TOKENS
+            and self.room > self._drafting.count
+            and self.pending is not None
+            and self.sampling.plain
+        )
+
+    def speculate(self, most: int, stop_tokens: Sequence[int] = ()) -> list[int]:
+        """See the pending token and the drafts after it that are right. One replay.
+
+        Args:
+            most: tokens to say at most, 1 or more.
+            stop_tokens: no token after one of these is said.
+
+        Returns:
+            The new tokens: accepted drafts, then the one that is pending now.
+
+        Raises:
+            NotReady: see `can_speculate`.
+        """
+        if self._drafting is None or self._speculation is None or most < 1:
+            raise NotReady("nothing to draft with, or nothing to say")
+        if not self.can_speculate(stop_tokens):
+            raise NotReady("speculation needs greedy decoding, a pending token and room for drafts")
+        count = self._drafting.count
+        stops = [*stop_tokens, *[NONE] * (MOST_STOP_TOKENS - len(stop_tokens))]
+        self.arena[STOP].copy_(torch.tensor(stops))
+        self.arena[LIMIT].fill_(most - 1)
+        before = self.position
+        self._speculation.replay(ShapeKey(count + 1, self._bucket(count + 1)))
+        said: list[int] = self.arena[HISTORY][before + 1 : self.position].tolist()
+        self.drafted += min(count, most - 1)
+        self.accepted += len(said)
+        return [*said, int(self.arena[PENDING])]
+
     def set_sampling(self, sampling: Sampling) -> None:
         """How the next tokens are chosen; part of the state from now on."""
         write_settings(self.arena, sampling)
@@ -236,14 +283,51 @@ class Decoder:
     def _see(self, tokens: torch.Tensor, key: ShapeKey) -> None:
         arena = self.arena
         position = arena[ROWS]
-        rows = torch.arange(key.query, device=arena.device) + position
-        # a capture tries one plan after the other and may pass the end; no replay does
-        rows = rows.clamp(max=self.model.max_context - 1)
-        self._frame.rows, self._frame.bucket = rows, key.bucket
-        logits, _ = call(self.model.module, tokens[None], rows[None], self._cache)
+        rows = self._rows(key)
+        module = self.model.module
+        if self._drafting is None:
+            logits = call(module, tokens[None], rows[None], self._cache)
+        else:
+            hidden = call_hidden(module, tokens[None], rows[None], self._cache)
+            logits = module.lm_head(hidden[:, -1:])  # type: ignore[operator]
+            self._drafting.follow(tokens, hidden[0], rows, key.bucket)
+            self._drafting.keep(hidden[0, -1])
         arena[LOGITS].copy_(logits[0, -1])
         arena[HISTORY].index_copy_(0, rows, tokens)
         if key.query == self.model.chunk:
             exact = arena[EXACT]
             exact.add_(torch.where(exact == position, key.query, 0))
         position.add_(key.query)
+
+    @torch.no_grad()
+    def _run_speculation(self, key: ShapeKey) -> None:
+        drafting, arena = self._drafting, self.arena
+        assert drafting is not None
+        rows = self._rows(key)
+        tokens = drafting.draft(arena[PENDING], rows, key.bucket)
+        steps: dict[int, list[list[torch.Tensor]]] = {}
+        self._frame.steps = steps
+        try:
+            hidden = call_hidden(self.model.module, tokens[None], rows[None], self._cache)[0]
+        finally:
+            self._frame.steps = None
+        logits = self.model.module.lm_head(hidden)  # type: ignore[operator]
+        best = logits.argmax(dim=-1)
+        accepted = drafting.accepted(tokens, best)
+        index = accepted.view(1)
+        select(steps, self._cache, index)
+        drafting.follow(tokens, hidden, rows, key.bucket)  # in place of what the drafts wrote
+        drafting.keep(hidden.index_select(0, index)[0])
+        arena[LOGITS].copy_(logits.index_select(0, index)[0])
+        arena[HISTORY].index_copy_(0, rows, tokens)
+        arena[PENDING].copy_(best.index_select(0, index)[0])
+        arena[DRAW].add_(accepted + 1)
+        arena[ROWS].add_(accepted + 1)
+
+    def _rows(self, key: ShapeKey) -> torch.Tensor:
+        """Where the tokens of this replay go, int64 [query]; the frame is set to them."""
+        rows = torch.arange(key.query, device=self.arena.device) + self.arena[ROWS]
+        # a capture tries one plan after the other and may pass the end; no replay does
+        rows = rows.clamp(max=self.model.max_context - 1)
+        self._frame.rows, self._frame.bucket = rows, key.bucket
+        return rows

@@ -145,14 +145,13 @@ class _Active:
 
     def add(self, step: Step, epoch: int) -> None:
         self.last_s = time.perf_counter()
-        if step.token is None:
-            return
-        if not self.tokens:
+        if step.tokens and not self.tokens:
             self.first_s = self.last_s
-        index = len(self.tokens)
-        self.tokens.append(step.token)
-        self.text.append(step.text)
-        self.stream.put(Chunk(step.token, step.text, step.boundary, epoch, index))
+        for token, text in zip(step.tokens, step.texts, strict=True):
+            index = len(self.tokens)
+            self.tokens.append(token)
+            self.text.append(text)
+            self.stream.put(Chunk(token, text, step.boundary, epoch, index))
 
     def result(self, finish: Finish, boundary: int, epoch: int) -> Generated:
         return Generated(

@@ -23,27 +23,26 @@ def call(
     cache: Cache,
     *,
     keep: int = 1,
-    hidden: bool = False,
-) -> tuple[Tensor, Tensor | None]:
-    """One forward pass.
+) -> Tensor:
+    """Logits [1, kept, vocabulary] of one forward pass.
 
     Args:
         ids: int64 [1, length].
         positions: int64 [1, length].
         keep: how many of the last positions get logits; 0: all.
-        hidden: also return the last hidden states (after the final norm).
-
-    Returns:
-        Logits [1, kept, vocabulary] and hidden states [1, length, size] or None.
     """
     options: dict[str, Any] = {cache_argument(model): cache}
-    if hidden:
-        options["output_hidden_states"] = True
     result = model(
-        input_ids=ids,
-        position_ids=positions,
-        use_cache=True,
-        logits_to_keep=keep,
-        **options,
+        input_ids=ids, position_ids=positions, use_cache=True, logits_to_keep=keep, **options
     )
-    return result.logits, result.hidden_states[-1] if hidden else None
+    logits: Tensor = result.logits
+    return logits
+
+
+def call_hidden(model: nn.Module, ids: Tensor, positions: Tensor, cache: Cache) -> Tensor:
+    """Hidden states [1, length, size] after the final norm: what the output layer gets."""
+    decoder: Any = model.model
+    options: dict[str, Any] = {cache_argument(decoder): cache}
+    result = decoder(input_ids=ids, position_ids=positions, use_cache=True, **options)
+    hidden: Tensor = result.last_hidden_state
+    return hidden

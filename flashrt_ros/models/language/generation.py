@@ -107,16 +107,22 @@ class Step:
     Attributes:
         boundary: number of the boundary that it committed.
         seen: tokens of the prompt that it saw.
-        token: the token that it chose, or None for a piece of the prompt.
-        text: text that became certain with it.
+        tokens: the tokens that it said: none for a piece of the prompt, several when drafts of
+            them were right.
+        texts: the text that became certain with each.
         finish: why the run ended with it, or None.
     """
 
     boundary: int
     seen: int = 0
-    token: int | None = None
-    text: str = ""
+    tokens: tuple[int, ...] = ()
+    texts: tuple[str, ...] = ()
     finish: Finish | None = None
+
+    @property
+    def token(self) -> int | None:
+        """The last token that it said."""
+        return self.tokens[-1] if self.tokens else None
 
 
 @dataclass
@@ -250,16 +256,19 @@ class Generator:
     def _choose(self, run: Run) -> Step:
         decoder = self.decoder
         text = self._text_of(run)
-        token = decoder.choose() if decoder.pending is None else decoder.step()
-        text.generated += 1
+        tokens = self._say(run, run.max_tokens - text.generated)
+        texts: list[str] = []
         finish: Finish | None = None
-        piece = ""
-        if token in run.stop_tokens:
-            finish = Finish.STOP_TOKEN
-        elif text.stream is not None:
-            piece = text.stream.push(token)
-            if text.stream.stopped is not None:
-                finish = Finish.STOP_STRING
+        for token in tokens:
+            piece = ""
+            if token in run.stop_tokens:
+                finish = Finish.STOP_TOKEN
+            elif text.stream is not None:
+                piece = text.stream.push(token)
+                if text.stream.stopped is not None:
+                    finish = Finish.STOP_STRING
+            texts.append(piece)
+        text.generated += len(tokens)
         if finish is None and text.generated >= run.max_tokens:
             finish = Finish.LENGTH
         if finish is None and decoder.room == 0:
@@ -267,9 +276,19 @@ class Generator:
         if finish is not None:
             self._run = replace(run, finish=finish)
             if text.stream is not None:
-                piece += text.stream.flush()
+                texts[-1] += text.stream.flush()
         boundary = self._commit(b"choose " + repr(decoder.sampling).encode())
-        return Step(boundary, token=token, text=piece, finish=finish)
+        return Step(boundary, tokens=tuple(tokens), texts=tuple(texts), finish=finish)
+
+    def _say(self, run: Run, most: int) -> list[int]:
+        """The next token, or several where drafts of them are right."""
+        decoder = self.decoder
+        if decoder.pending is None:
+            return [decoder.choose()]
+        # a stop string may end inside a draft, and the state must not be past the end of the text
+        if most > 1 and not run.stop and decoder.can_speculate(run.stop_tokens):
+            return decoder.speculate(most, run.stop_tokens)
+        return [decoder.step()]
 
     def _end(self, run: Run, finish: Finish) -> Step:
         self._run = replace(run, finish=finish)

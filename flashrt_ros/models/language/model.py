@@ -12,6 +12,7 @@ from torch import nn
 
 from flashrt_ros.models.language.decoder import Decoder, token_specs
 from flashrt_ros.models.language.geometry import LayerGeometry
+from flashrt_ros.models.language.mtp import MtpHead, head_geometry, head_specs
 from flashrt_ros.runtime import Arena, Backend, BufferSpec, Fingerprint
 
 SMALLEST_BUCKET = 256
@@ -30,6 +31,8 @@ class LanguageModel:
         chunk: tokens of a whole prefill piece.
         stop_tokens: that end a text, by the checkpoint.
         tokenizer: of the checkpoint, or None when it has none.
+        mtp: the head that drafts tokens, or None.
+        draft_tokens: how many it drafts at a time.
     """
 
     module: nn.Module
@@ -42,13 +45,23 @@ class LanguageModel:
     device: torch.device
     stop_tokens: tuple[int, ...] = ()
     tokenizer: Any = None
+    mtp: MtpHead | None = None
+    draft_tokens: int = 0
 
     # -- binding
 
     def buffer_specs(self) -> list[BufferSpec]:
         """The closed set of one live state."""
         layers = [spec for layer in self.geometry for spec in layer.specs]
-        return layers + token_specs(self.vocabulary, self.max_context, self.chunk)
+        specs = layers + token_specs(self.vocabulary, self.max_context, self.chunk)
+        if self.mtp is not None:
+            specs += head_specs(self.mtp_geometry, self.mtp.fc.out_features)
+        return specs
+
+    @property
+    def mtp_geometry(self) -> LayerGeometry:
+        """The rows of the drafting head."""
+        return head_geometry(self.geometry)
 
     def bind(self, arena: Arena, *, seed: int = 0) -> Decoder:
         """Initial values into the arena, plans over it captured.
