@@ -100,7 +100,7 @@ def test_rollback_to_a_boundary_of_another_branch_is_refused(lockstep: Rig) -> N
     with pytest.raises(VerbRefused) as refusal:
         lockstep.policy.rollback(boundary=left)
     assert refusal.value.code is Code.INVALID_ARGUMENT
-    assert "not on the live lineage" in str(refusal.value)
+    assert "is not on the lineage" in str(refusal.value)
 
 
 def test_interrupted_world_goes_on_with_the_arm_held(lockstep: Rig) -> None:
