@@ -14,7 +14,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from flashrt_ros.models.language import Generator, LanguageModel, Limits, Reuse, Sampling, adopt
-from flashrt_ros.models.language.mtp import MtpHead
+from flashrt_ros.models.language.decoder import PENDING
+from flashrt_ros.models.language.geometry import ROWS
+from flashrt_ros.models.language.mtp import HIDDEN, MtpHead
 from flashrt_ros.runtime import Role, Session
 from flashrt_ros.runtime.errors import Unsupported
 
@@ -109,27 +111,35 @@ def test_a_boundary_covers_accepted_tokens_only_and_a_restore_repeats_the_rest()
     assert [step.tokens for step in generator.steps()] == wanted
 
 
-def test_leaving_out_the_head_changes_what_it_drafts() -> None:
-    """Not the tokens, which the model decides, but which of them come in one replay."""
+def head_says(generator: Generator) -> bytes:
+    """What the head makes of the pending token now; it writes scratch rows only."""
+    decoder = generator.decoder
+    drafting = decoder._drafting
+    assert drafting is not None
+    drafting._frame.rows, drafting._frame.bucket = decoder.arena[ROWS].clone().view(1), 256
+    with torch.no_grad():
+        hidden = drafting._head.hidden(
+            decoder.arena[PENDING].view(1), decoder.arena[HIDDEN][None], drafting._cache
+        )
+    return hidden.numpy().tobytes()
+
+
+def test_leaving_out_the_head_changes_what_it_drafts_from_but_no_token() -> None:
     generator = generator_of(drafting("qwen3_5_text", 3))
     session = generator.session
     generator.start(tokens_of(50), Sampling(), Limits(60, stop_tokens=()), reuse=Reuse.NONE)
     while len(generator.generated) < 8:
         generator.advance()
     capsule, run = session.snapshot(), generator.run
-    wanted = [step.tokens for step in generator.steps()]
-
-    def again(roles: set[Role]) -> list[tuple[int, ...]]:
+    drafted_from = head_says(generator)
+    wanted = [token for step in generator.steps() for token in step.tokens]
+    for roles, same in ((set(Role), True), (set(Role) - {Role.MTP}, False)):
         said_by(generator, tokens_of(70, seed=5))
         session.restore(capsule, roles=roles)
         generator._set(None)
         generator._run = run
-        return [step.tokens for step in generator.steps()]
-
-    assert again(set(Role)) == wanted
-    without = again(set(Role) - {Role.MTP})
-    assert [t for span in without for t in span] == [t for span in wanted for t in span]
-    assert without != wanted
+        assert (head_says(generator) == drafted_from) is same
+        assert [token for step in generator.steps() for token in step.tokens] == wanted
 
 
 def test_no_token_is_said_past_a_stop_token_or_the_limit() -> None:
