@@ -17,7 +17,11 @@ TOKENS_PER_TICK = 3  # instruction, image, state
 
 @dataclass(frozen=True)
 class StreamingVLAConfig:
-    """What `config.json` of a checkpoint holds. Lengths in tokens or channels, times in s."""
+    """What `config.json` of a checkpoint holds. Lengths in tokens or channels, times in s.
+
+    noise_scale: of the noise that sampling starts from, in standard deviations of what the head
+    was trained with. Below 1 it cuts off the rare far sample, which would shake a touching finger.
+    """
 
     joint_names: tuple[str, ...]
     camera: str = "camera"
@@ -26,6 +30,7 @@ class StreamingVLAConfig:
     chunk_length: int = 8
     chunk_dt: float = 0.05
     flow_steps: int = 10
+    noise_scale: float = 0.5
     vocab_size: int = 16
     instruction_length: int = 8
     window_ticks: int = 8

@@ -130,5 +130,6 @@ class StreamingVLA(nn.Module):
     def act(self, hidden: Tensor, state: Tensor, noise: Tensor) -> Tensor:
         """Normalised chunk [batch, length, joints], relative to the joints, from normal noise."""
         condition = self.condition(hidden, state)
-        chunk = self.head.sample(noise.flatten(1), condition, self.config.flow_steps)
+        begin = noise.flatten(1) * self.config.noise_scale
+        chunk = self.head.sample(begin, condition, self.config.flow_steps)
         return chunk.view_as(noise)
