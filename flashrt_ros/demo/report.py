@@ -164,15 +164,27 @@ def _draw_joints(axes: Axes, episode: Sequence[Trial], joint: int) -> None:
         positions = [state.joint_positions[joint] for state in trial.path]
         axes.plot(ticks, positions, color=_WAY_COLOURS[trial.way], linewidth=1.6)
     marks = next((trial.marks for trial in episode if "interrupt" in trial.marks), {})
-    low, high = axes.get_ylim()
-    texts = {"interrupt": "interrupted,\ncapsule taken", "back": "comes back:\nrestore"}
-    for key, text in texts.items():
-        if key in marks:
-            axes.axvline(marks[key] * 0.1, color="black", linestyle="--", linewidth=1)
-            axes.text(marks[key] * 0.1, high, f" {text}", va="top", fontsize=8)
     if {"interrupt", "back"} <= marks.keys():
-        axes.axvspan(marks["interrupt"] * 0.1, marks["back"] * 0.1, color="#dddddd", zorder=0)
-    axes.set_ylim(low, high)
+        begin, end = marks["interrupt"] * 0.1, marks["back"] * 0.1
+        axes.axvspan(begin, end, color="#dddddd", zorder=0)
+        for time, text, side in (
+            (begin, "interrupted,\ncapsule taken", "right"),
+            (end, "back", "left"),
+        ):
+            axes.axvline(time, color="black", linestyle="--", linewidth=1)
+            axes.annotate(
+                text,
+                (time, 1.0),
+                xycoords=("data", "axes fraction"),
+                xytext=(-3 if side == "right" else 3, -3),
+                textcoords="offset points",
+                ha=side,
+                va="top",
+                fontsize=8,
+            )
+        axes.text(
+            (begin + end) / 2, 0.04, "errand", transform=axes.get_xaxis_transform(), ha="center"
+        )
     axes.set_ylabel(f"{episode[0].path[0].joint_names[joint]}, rad")
     axes.set_xlabel("s")
 
@@ -186,7 +198,7 @@ def _draw_success(axes: Axes, summary: dict[str, Any]) -> None:
         text = f"{share:.0%}  ({counts['successes']}/{counts['trials']})"
         inside = share > 0.5
         axes.text(
-            share + (-0.02 if inside else 0.02),
+            share - 0.02 if inside else max(share, CHANCE) + 0.02,
             row,
             text,
             va="center",
