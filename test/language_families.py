@@ -75,7 +75,9 @@ def config_of(family: str, **changes: Any) -> Any:
     return CONFIG_MAPPING[family](**{**_SIZES, **FAMILIES[family], **changes})
 
 
-def save_checkpoint(family: str, folder: Path, *, dtype: Any = torch.float32, **changes: Any) -> Path:
+def save_checkpoint(
+    family: str, folder: Path, *, dtype: Any = torch.float32, **changes: Any
+) -> Path:
     """A random checkpoint whose logits are spread, so that greedy decoding is not a tie."""
     torch.manual_seed(len(family) * 7 + 1)
     model = AutoModelForCausalLM.from_config(config_of(family, **changes), dtype=torch.float32)

@@ -94,7 +94,12 @@ def test_the_closed_set_holds_every_kind_of_state() -> None:
     assert specs["layer0.recurrent"].role is Role.RECURRENT
     assert specs["layer0.conv"].role is Role.CONV
     assert {spec.role for spec in specs.values()} == {
-        Role.KV, Role.RECURRENT, Role.CONV, Role.RANDOM, Role.META, Role.IO,
+        Role.KV,
+        Role.RECURRENT,
+        Role.CONV,
+        Role.RANDOM,
+        Role.META,
+        Role.IO,
     }
 
 

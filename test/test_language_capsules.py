@@ -86,9 +86,7 @@ def test_from_an_aligned_capsule_a_prefill_is_bit_identical_to_a_cold_one(family
     tokens_from(generator)
     session.restore(capsule)
     assert generator.decoder.exact
-    started = generator.start(
-        prompt, _SAMPLED, Limits(40, stop_tokens=()), reuse=Reuse.EXACT
-    )
+    started = generator.start(prompt, _SAMPLED, Limits(40, stop_tokens=()), reuse=Reuse.EXACT)
     assert started.reused == aligned
     assert tokens_from(generator) == wanted
 

@@ -175,7 +175,9 @@ def test_sampled_tokens_are_not_drafted_and_stay_the_same() -> None:
     assert said[0] == said[1]
 
 
-@pytest.mark.parametrize(("family", "reason"), [("qwen3_5_text", r"no mtp\.\*"), ("llama", "llama")])
+@pytest.mark.parametrize(
+    ("family", "reason"), [("qwen3_5_text", r"no mtp\.\*"), ("llama", "llama")]
+)
 def test_a_checkpoint_without_a_head_is_refused(family: str, reason: str) -> None:
     with pytest.raises(Unsupported, match=reason):
         adopt(checkpoint(family), max_context=100, draft_tokens=2)

@@ -41,9 +41,7 @@ def test_prompts_shorter_than_a_convolution_and_around_a_chunk(family: str) -> N
         reference = Reference(checkpoint(family))
         prompt = tokens_of(length, seed=length)
         feed(decoder, prompt)
-        torch.testing.assert_close(
-            decoder.logits(), reference.see(prompt), rtol=0, atol=_TOLERANCE
-        )
+        torch.testing.assert_close(decoder.logits(), reference.see(prompt), rtol=0, atol=_TOLERANCE)
         token = decoder.choose()
         for _ in range(4):
             expected = reference.see([token])

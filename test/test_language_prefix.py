@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts that begin as earlier ones: what is reused, what is computed, and that nothing changes."""
+"""Prompts that begin as earlier ones: what is reused and computed, and that nothing changes."""
 
 from __future__ import annotations
 

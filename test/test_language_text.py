@@ -26,7 +26,9 @@ def byte_tokens(text: str) -> list[int]:
     return tokens
 
 
-@pytest.mark.parametrize("text", ["plain words", "Grüße, 世界! 👩‍🚀 done", "ends in é", "\n\ttabs  two"])
+@pytest.mark.parametrize(
+    "text", ["plain words", "Grüße, 世界! 👩‍🚀 done", "ends in é", "\n\ttabs  two"]
+)
 def test_the_pieces_are_the_text_and_never_half_a_character(text: str) -> None:
     released, _ = pieces(text)
     assert "".join(released) == text

@@ -76,6 +76,7 @@ def adopt(
         raise Unsupported(f"backend cuda_graph needs a CUDA device, not {place}")
     wanted = _dtype(dtype)
     tokenizer: Any = None
+    module: Any
     if isinstance(model_or_path, nn.Module):
         module = model_or_path
         config = module.config
@@ -83,7 +84,7 @@ def adopt(
             module = module.to(dtype=wanted)
         wanted = next(module.parameters()).dtype
         geometry = _geometry(config, wanted, max_context)
-        module.set_attn_implementation(ATTENTION)  # type: ignore[operator]
+        module.set_attn_implementation(ATTENTION)
         weights = module_digest(module)
     else:
         directory, gguf_file = _locate(model_or_path, gguf_file)
@@ -108,7 +109,8 @@ def adopt(
         head = load_head(module, Path(model_or_path), wanted).to(device=place)
         make_stepwise(module)
     text = config.get_text_config(decoder=True)
-    settings = config_text(config) + f"\nmax_context {max_context} chunk {chunk} drafts {draft_tokens}"
+    shapes = f"max_context {max_context} chunk {chunk} drafts {draft_tokens}"
+    settings = f"{config_text(config)}\n{shapes}"
     return LanguageModel(
         module=module,
         geometry=geometry,
@@ -174,8 +176,8 @@ def _locate(path: str | os.PathLike[str], gguf_file: str | None) -> tuple[Path, 
         return place.parent, place.name
     if not place.is_dir():
         raise FileNotFoundError(
-            f"no checkpoint at {place}: expected a directory with config.json and safetensors, or a "
-            "GGUF file; models are not downloaded"
+            f"no checkpoint at {place}: expected a directory with config.json and safetensors, or "
+            "a GGUF file; models are not downloaded"
         )
     if gguf_file is None and not (place / "config.json").exists():
         files = sorted(place.glob("*.gguf"))

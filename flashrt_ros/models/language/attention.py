@@ -106,7 +106,7 @@ def arena_mask(
         batch_size=batch_size,
         q_length=q_length,
         kv_length=kv_length,
-        q_offset=q_offset,  # type: ignore[arg-type]
+        q_offset=q_offset,
         kv_offset=kv_offset,
         mask_function=mask_function,
         allow_is_causal_skip=False,

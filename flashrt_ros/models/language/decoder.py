@@ -56,9 +56,7 @@ def token_specs(vocabulary: int, max_context: int, chunk: int) -> list[BufferSpe
         BufferSpec(ROWS, Role.META, torch.int64, ()),
         BufferSpec(EXACT, Role.META, torch.int64, ()),
         BufferSpec(INPUT, Role.IO, torch.int64, (chunk,)),
-        BufferSpec(
-            HISTORY, Role.META, torch.int64, (max_context,), Kind.APPEND, row_counter=ROWS
-        ),
+        BufferSpec(HISTORY, Role.META, torch.int64, (max_context,), Kind.APPEND, row_counter=ROWS),
         BufferSpec(PENDING, Role.META, torch.int64, ()),
         BufferSpec(LOGITS, Role.IO, torch.float32, (vocabulary,)),
         *sampling_specs(),
@@ -195,8 +193,8 @@ class Decoder:
     def can_speculate(self, stop_tokens: Sequence[int]) -> bool:
         """Whether `speculate` says the same tokens as `step` would, here and now.
 
-        It needs a head, room for all drafts, greedy decoding without a penalty, a pending token, and
-        few enough stop tokens.
+        It needs a head, room for all drafts, greedy decoding without a penalty, a pending token,
+        and few enough stop tokens.
         """
         return (
             self._drafting is not None
@@ -239,7 +237,7 @@ class Decoder:
         write_settings(self.arena, sampling)
 
     def forget_pending(self) -> None:
-        """Take back the choice of the pending token; the logits that it came from are still there."""
+        """Take back the choice of the pending token; the logits it came from are still there."""
         self.arena[PENDING].fill_(NONE)
 
     @property
@@ -289,7 +287,7 @@ class Decoder:
             logits = call(module, tokens[None], rows[None], self._cache)
         else:
             hidden = call_hidden(module, tokens[None], rows[None], self._cache)
-            logits = module.lm_head(hidden[:, -1:])  # type: ignore[operator]
+            logits = module.lm_head(hidden[:, -1:])
             self._drafting.follow(tokens, hidden[0], rows, key.bucket)
             self._drafting.keep(hidden[0, -1])
         arena[LOGITS].copy_(logits[0, -1])
@@ -311,7 +309,7 @@ class Decoder:
             hidden = call_hidden(self.model.module, tokens[None], rows[None], self._cache)[0]
         finally:
             self._frame.steps = None
-        logits = self.model.module.lm_head(hidden)  # type: ignore[operator]
+        logits = self.model.module.lm_head(hidden)
         best = logits.argmax(dim=-1)
         accepted = drafting.accepted(tokens, best)
         index = accepted.view(1)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generation over a session: a prompt in, tokens out, one boundary for each.
 
-A run (what is generated, and when it ends) is registered state of the session, so a capsule taken in
-the middle of one holds it, and a restore goes on with it: the rest of the prompt, the tokens still
-allowed, the stop strings.
+A run (what is generated, and when it ends) is registered state of the session, so a capsule taken
+in the middle of one holds it, and a restore goes on with it: the rest of the prompt, the tokens
+still allowed, the stop strings.
 """
 
 from __future__ import annotations

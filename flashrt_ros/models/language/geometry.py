@@ -85,9 +85,10 @@ def check_supported(config: PretrainedConfig) -> None:
     for place, rope in _rope_types(text):
         if rope in ("dynamic", "longrope"):
             raise Unsupported(
-                f"{name}: rotary embedding {rope!r}{place} changes its frequencies with the longest "
-                "sequence seen, a value that lives in the module and in no buffer; a capsule could "
-                "not hold it. Set rope_type to 'default', 'linear', 'yarn' or 'llama3'"
+                f"{name}: rotary embedding {rope!r}{place} changes its frequencies with the "
+                "longest sequence seen, a value that lives in the module and in no buffer; a "
+                "capsule could not hold it. Set rope_type to 'default', 'linear', 'yarn' or "
+                "'llama3'"
             )
     try:
         layers = DynamicCache(config=text).layers
@@ -129,7 +130,7 @@ def probe(
     """
     check_supported(config)
     probed = copy.deepcopy(config)
-    # mixtures of experts route by data, which meta tensors lack; this way of computing them does not
+    # mixtures of experts route by data, which meta tensors lack; this implementation does not
     probed.get_text_config(decoder=True)._experts_implementation = "batched_mm"
     probed._experts_implementation = "batched_mm"
     try:
@@ -161,7 +162,8 @@ def _layer(index: int, layer: Any, capacity: int, name: str) -> LayerGeometry:
             _rows(f"{prefix}.attention.value", layer.values, capacity),
         )
     conv = _states(f"{prefix}.conv", Role.CONV, getattr(layer, "conv_states", {}))
-    recurrent = _states(f"{prefix}.recurrent", Role.RECURRENT, getattr(layer, "recurrent_states", {}))
+    states = getattr(layer, "recurrent_states", {})
+    recurrent = _states(f"{prefix}.recurrent", Role.RECURRENT, states)
     if kind is not LayerKind.NONE and not (rows or conv or recurrent):
         raise Unsupported(f"{name}: layer {index} has a {type(layer).__name__} that stayed empty")
     return LayerGeometry(index, kind, rows, conv, recurrent)

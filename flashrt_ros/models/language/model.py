@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from flashrt_ros.models.language.decoder import Decoder, token_specs
 from flashrt_ros.models.language.geometry import LayerGeometry
@@ -23,7 +22,7 @@ class LanguageModel:
     """Weights and geometry; immutable, so any number of live states can share it.
 
     Attributes:
-        module: the transformers model, on its device, in evaluation mode.
+        module: the transformers model (nn.Module), on its device, in evaluation mode.
         geometry: the buffers of each decoder layer.
         fingerprint: what capsules of its states are bound to.
         vocabulary: number of logits.
@@ -35,7 +34,7 @@ class LanguageModel:
         draft_tokens: how many it drafts at a time.
     """
 
-    module: nn.Module
+    module: Any
     geometry: tuple[LayerGeometry, ...]
     fingerprint: Fingerprint
     vocabulary: int

@@ -7,8 +7,8 @@ of the checkpoint, which transformers leaves out; embedding and output layer are
 Structure: `Qwen3NextMultiTokenPredictor` of vLLM and `MtpModel` of transformers 5.24.
 
 Where things are: row j of the head belongs to token j and the hidden state of position j - 1, so
-the head's rows are counted by the same position as the model's. Row 0 has no hidden state before it;
-no later row looks at it.
+the head's rows are counted by the same position as the model's. Row 0 has no hidden state before
+it; no later row looks at it.
 """
 
 from __future__ import annotations
@@ -33,18 +33,16 @@ LIMIT = "mtp.limit"
 STOP = "mtp.stop"
 MOST_STOP_TOKENS = 8
 
-_FAMILIES = frozenset(
-    {"qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"}
-)
+_FAMILIES = frozenset({"qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"})
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
 class MtpHead(nn.Module):
     """The head's own weights, named as in the checkpoint."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
-        config = copy.deepcopy(model.config.get_text_config(decoder=True))  # type: ignore[operator]
+        config = copy.deepcopy(model.config.get_text_config(decoder=True))
         config.num_hidden_layers = 1
         config.layer_types = ["full_attention"]
         if hasattr(config, "mlp_only_layers"):
@@ -58,7 +56,7 @@ class MtpHead(nn.Module):
         self.layers = nn.ModuleList([type(decoder.layers[0])(config, 0)])
         self.norm = norm(size, eps=config.rms_norm_eps)
         # the model's own, not owned: they must not become part of this head's weights
-        self._shared = (decoder.embed_tokens, decoder.rotary_emb, model.lm_head)
+        self._shared: Any = (decoder.embed_tokens, decoder.rotary_emb, model.lm_head)
 
     def hidden(self, tokens: Tensor, before: Tensor, cache: ArenaCache) -> Tensor:
         """Hidden states [length, size] after tokens int64 [length], and write their rows.
@@ -104,16 +102,17 @@ def _mask(frame: Frame, dtype: torch.dtype) -> Tensor:
     return mask.masked_fill(~visible, float("-inf"))[None, None]
 
 
-def load_head(model: nn.Module, folder: Path, dtype: torch.dtype) -> MtpHead:
+def load_head(model: Any, folder: Path, dtype: torch.dtype) -> MtpHead:
     """The head of a checkpoint directory.
 
     Raises:
         Unsupported: the family has no such head, the checkpoint has no `mtp.*` tensors, or they
             are others than the head needs; names them.
     """
-    family = model.config.model_type  # type: ignore[union-attr]
+    family = model.config.model_type
     if family not in _FAMILIES:
-        raise Unsupported(f"{family} has no multi-token prediction here; known: {sorted(_FAMILIES)}")
+        known = ", ".join(sorted(_FAMILIES))
+        raise Unsupported(f"{family} has no multi-token prediction here; known: {known}")
     tensors: dict[str, Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as stored:
@@ -183,9 +182,9 @@ def live_states(cache: ArenaCache, index: int) -> list[Tensor]:
     return [state for state in states if state is not None]
 
 
-def make_stepwise(model: nn.Module) -> None:
+def make_stepwise(model: Any) -> None:
     """Let the recurrent layers of a model go token by token when asked to."""
-    for index, layer in enumerate(model.model.layers):  # type: ignore[union-attr,arg-type]
+    for index, layer in enumerate(model.model.layers):
         inner = getattr(layer, "linear_attn", None)
         if inner is not None and not isinstance(inner, Stepwise):
             layer.linear_attn = Stepwise(inner, index)

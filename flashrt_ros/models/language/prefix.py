@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Capsules by the tokens they have seen: a prompt that begins as an earlier one starts from there.
 
-A radix tree over token ids. An edge carries a run of tokens, a node may carry a capsule of the state
-after exactly the tokens on its path. Capsules of one lineage share their rows, so many of them are
-cheap; what each costs is the fixed bytes.
+A radix tree over token ids. An edge carries a run of tokens, a node may carry a capsule of the
+state after exactly the tokens on its path. Capsules of one lineage share their rows, so many of
+them are cheap; what each costs is the fixed bytes.
 """
 
 from __future__ import annotations

@@ -50,8 +50,12 @@ class Sampling:
             ("temperature", self.temperature, self.temperature >= 0, "0 (greedy) or more"),
             ("top_k", self.top_k, self.top_k >= 0, "0 (off) or more"),
             ("top_p", self.top_p, 0 < self.top_p <= 1, "more than 0, at most 1 (off)"),
-            ("repetition_penalty", self.repetition_penalty, self.repetition_penalty > 0,
-             "more than 0, 1 is off"),
+            (
+                "repetition_penalty",
+                self.repetition_penalty,
+                self.repetition_penalty > 0,
+                "more than 0, 1 is off",
+            ),
         ):
             if not (math.isfinite(value) and good):
                 raise InvalidArgument(f"{name} is {value}: expected {expected}")
