@@ -13,12 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
-from transformers.cache_utils import (
-    Cache,
-    CacheLayerMixin,
-    DummyLayer,
-    LinearAttentionLayer,
-)
+from transformers import cache_utils as known
+from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLayer
 
 from flashrt_ros.models.language.geometry import LayerGeometry, LayerKind
 from flashrt_ros.runtime import Arena
@@ -161,7 +157,7 @@ def _layer(geometry: LayerGeometry, arena: Arena, frame: Frame) -> Any:
     recurrent = [arena[spec.name] for spec in geometry.recurrent]
     sliding = geometry.kind in (LayerKind.SLIDING, LayerKind.SLIDING_AND_STATES)
     if geometry.kind is LayerKind.NONE:
-        return DummyLayer()
+        return known.DummyLayer()  # only where transformers has it is this kind ever found
     if geometry.kind is LayerKind.STATES:
         return ArenaStates(conv, recurrent)
     keys, values = (arena[spec.name] for spec in geometry.rows)

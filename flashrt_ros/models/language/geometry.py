@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, PretrainedConfig
-from transformers import cache_utils as known
 
 from flashrt_ros.models.language.forward import call
 from flashrt_ros.runtime import BufferSpec, Kind, Role
@@ -156,7 +155,7 @@ def _layer(index: int, layer: Any, capacity: int, name: str) -> LayerGeometry:
     prefix = f"layer{index}"
     rows: tuple[BufferSpec, ...] = ()
     keys = getattr(layer, "keys", None)
-    if keys is not None and not isinstance(layer, known.DummyLayer):
+    if keys is not None and kind is not LayerKind.NONE:
         rows = (
             _rows(f"{prefix}.attention.key", layer.keys, capacity),
             _rows(f"{prefix}.attention.value", layer.values, capacity),
