@@ -47,7 +47,7 @@ def write_for_ever(directory: CapsuleDirectory, draw: random.Random, progress: i
             replace(meta, name=f"n{rows}"),
             arena.geometry,
             arena.fixed,
-            [[plane[:rows] for plane in arena.groups[0].planes]],
+            [[plane[:, :rows] for plane in arena.groups[0].planes]],
         )
         good, _ = directory.entries()
         while len(good) > 6:

@@ -31,7 +31,7 @@ class Running:
     """A toy program, its session, and the tokens that it says."""
 
     def __init__(self, seed: int = 3, device: str = "cpu", **options: object) -> None:
-        layout = options.pop("layout", Layout.BUFFER)
+        layout = options.pop("layout", Layout.SHAPE)
         self.program = ToyHybrid(device=device)
         self.arena = Arena(self.program.buffer_specs(), device, layout=layout)  # type: ignore[arg-type]
         self.program.bind(self.arena, seed=seed)

@@ -74,7 +74,7 @@ class RowsSession:
 
     layers, heads, width = 8, 2, 64
 
-    def __init__(self, capacity: int, setting: Setting, layout: Layout = Layout.BUFFER) -> None:
+    def __init__(self, capacity: int, setting: Setting, layout: Layout = Layout.SHAPE) -> None:
         shape = (self.heads, capacity, self.width)
         specs = [
             BufferSpec("meta.rows", Role.META, torch.int64, ()),
@@ -96,7 +96,7 @@ class RowsSession:
         """Write `rows` rows and commit."""
         start = self.session.live.rows_of("meta.rows")
         for plane in self.arena.groups[0].planes:
-            plane[start : start + rows].fill_(start % 7)
+            plane[:, start : start + rows].fill_(start % 7)
         self.arena["meta.rows"].fill_(start + rows)
         self.session.commit(stamp_ns=1, rows=start + rows)
 
@@ -284,8 +284,6 @@ def layouts(report: Report, setting: Setting) -> None:
     """Attention over the live rows, and copies of rows, for each layout of append buffers."""
     rows = setting.long_rows
     machines = {layout: RowsSession(rows + 64, setting, layout) for layout in Layout}
-    attend: dict[str, list[float]] = {layout.value: [] for layout in Layout}
-    attend["head-major"] = []
     attention = torch.nn.functional.scaled_dot_product_attention
     query = torch.ones(1, RowsSession.heads, 1, RowsSession.width, dtype=torch.bfloat16)
     query = query.to(setting.device)
@@ -294,11 +292,15 @@ def layouts(report: Report, setting: Setting) -> None:
         made.append(rows)
         parts = [f"layer0.attention.{part}" for part in ("key", "value")]
         caches[layout.value] = [made.arena[part][None, :, :rows] for part in parts]
-    caches["head-major"] = [part.contiguous() for part in caches["buffer"]]
+    # a buffer of its own for each, rows outermost
+    caches["rows outermost"] = [
+        part.transpose(1, 2).contiguous().transpose(1, 2) for part in caches["shape"]
+    ]
+    attend: dict[str, list[float]] = {name: [] for name in caches}
     for _ in range(setting.samples):
         for name, (key, value) in caches.items():
             attend[name].append(timed(partial(attention, query, key, value)))
-    baseline = statistics.median(attend["head-major"])
+    baseline = statistics.median(attend["shape"])
     for name, samples in attend.items():
         report.add(
             row_of(

@@ -13,11 +13,15 @@ from .buffers import BufferSpec, BufferTable
 from .errors import InternalFault, InvalidArgument
 from .layout import Geometry, Layout, RowLayout
 from .memory import allocate, typed
+from .rows import column_rows
 
 
 @dataclass(frozen=True)
 class RowGroup:
-    """The live rows of the append buffers with one counter: `planes`, uint8 [capacity, width]."""
+    """The live rows of the append buffers with one counter: `planes`.
+
+    A plane is uint8 [outer, capacity, inner]; see RowLayout.
+    """
 
     layout: RowLayout
     planes: tuple[Tensor, ...]
@@ -39,7 +43,7 @@ class Arena:
         specs: Iterable[BufferSpec] = (),
         device: str | torch.device = "cpu",
         *,
-        layout: Layout | str = Layout.BUFFER,
+        layout: Layout | str = Layout.SHAPE,
     ) -> None:
         self.device = torch.device(device)
         self.sealed = False
@@ -121,13 +125,12 @@ class Arena:
         """Append buffers by row counter, ordered by the counter's name."""
         return self._state.groups
 
-    def row_bytes(self, name: str) -> Tensor:
-        """An append buffer's rows, uint8 [capacity, bytes of a row]."""
+    def row_bytes(self, name: str, stop: int) -> Tensor:
+        """A copy of an append buffer's rows 0 .. stop, uint8 [stop, bytes of a row]."""
         for group in self.groups:
             for column in group.layout.columns:
                 if column.spec.name == name:
-                    plane = group.planes[column.plane]
-                    return plane[:, column.offset : column.offset + column.nbytes]
+                    return column_rows(group.planes[column.plane][:, :stop], column)
         raise InvalidArgument(f"no append buffer {name!r} in this arena")
 
     def row_count(self, counter: str) -> int:
@@ -162,16 +165,20 @@ def _lay_out(geometry: Geometry, device: torch.device) -> _Laid:
     groups = []
     for layout in geometry.groups:
         planes = tuple(
-            allocate(layout.capacity * width, device).view(layout.capacity, width)
-            for width in layout.widths
+            allocate(outer * layout.capacity * inner, device).view(outer, layout.capacity, inner)
+            for outer, inner in layout.planes
         )
         groups.append(RowGroup(layout, planes))
         for column in layout.columns:
             spec = column.spec
             plane, size = planes[column.plane], spec.dtype.itemsize
-            rows = typed(plane.view(-1), spec.dtype).as_strided(
+            values = typed(plane.view(-1), spec.dtype)
+            if geometry.layout is Layout.SHAPE:
+                tensors[spec.name] = values.view(spec.shape)
+                continue
+            rows = values.as_strided(
                 (spec.capacity, *spec.row_shape),
-                (plane.shape[1] // size, *_contiguous_strides(spec.row_shape)),
+                (plane.shape[2] // size, *_contiguous_strides(spec.row_shape)),
                 column.offset // size,
             )
             tensors[spec.name] = rows.movedim(0, spec.row_dim)

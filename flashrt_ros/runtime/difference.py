@@ -12,6 +12,7 @@ from .buffers import BufferSpec, Kind
 from .capsule import Capsule
 from .errors import FingerprintMismatch, Unsupported
 from .layout import Geometry
+from .rows import column_rows
 from .shelving import on_cpu
 from .store import Store
 
@@ -47,8 +48,7 @@ def tensors(geometry: Geometry, fixed: Tensor, planes: list[list[Tensor]]) -> di
     found = {name: fixed[geometry.span(name)] for name, _ in geometry.offsets}
     for layout, group in zip(geometry.groups, planes, strict=True):
         for column in layout.columns:
-            cut = slice(column.offset, column.offset + column.nbytes)
-            found[column.spec.name] = group[column.plane][:, cut]
+            found[column.spec.name] = column_rows(group[column.plane], column)
     return found
 
 

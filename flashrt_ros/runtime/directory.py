@@ -37,6 +37,7 @@ from .disk import (
 from .errors import Corrupt, RuntimeFault
 from .layout import Geometry, RowLayout
 from .metadata import Piece, described, parsed
+from .rows import column_rows
 
 _SUFFIX = ".safetensors"
 
@@ -138,8 +139,8 @@ class CapsuleDirectory:
         """Store a capsule; durable when it returns.
 
         `fixed` is uint8 [fixed bytes]; `rows[group]` are that group's planes, uint8
-        [rows, width]; all on CPU. Rows that a piece in the directory already has are not written
-        again. Raises NoSpace, and then nothing new is listed.
+        [outer, rows, inner]; all on CPU. Rows that a piece in the directory already has are not
+        written again. Raises NoSpace, and then nothing new is listed.
         """
         with self._locked():
             pieces: list[Piece] = []
@@ -209,7 +210,7 @@ class CapsuleDirectory:
     def _write_rows(
         self, table: BufferTable, layout: RowLayout, planes: Sequence[Tensor]
     ) -> list[Piece]:
-        rows = planes[0].shape[0]
+        rows = planes[0].shape[1]
         pieces: list[Piece] = []
         stops = self._known_stops(table, layout.counter)
         while (position := pieces[-1].stop if pieces else 0) < rows:
@@ -287,7 +288,7 @@ def _columns(
     parts = []
     for column in layout.columns:
         spec = column.spec
-        cut = planes[column.plane][start:stop, column.offset : column.offset + column.nbytes]
+        cut = column_rows(planes[column.plane][:, start:stop], column)
         shape = (stop - start, *spec.row_shape)
         parts.append(TensorBytes(spec.name, spec.dtype_name, shape, _view(cut)))
     return parts

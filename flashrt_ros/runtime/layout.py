@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 
@@ -14,16 +15,20 @@ _ALIGN = 256  # bytes; what CUDA's allocator gives and more than any vector load
 class Layout(str, Enum):
     """How append buffers that share a row counter lie in memory.
 
-    Rows are outermost either way, so a range of rows of a buffer is one contiguous copy.
+    SHAPE: each as its shape says. A cache of shape [heads, rows, width] has a head's keys back to
+    back, which attention reads up to three times faster than rows outermost; a range of rows is
+    one copy for each head.
+    ROW: one block, row after row through all buffers. A range of rows is one copy for everything,
+    and attention strides over the rows of all other layers. (Both measured: docs/benchmarks.md.)
     """
 
-    BUFFER = "buffer"  # a block for each buffer: attention walks one buffer's rows back to back
-    ROW = "row"  # one block, row after row through all buffers: a range of rows is one copy
+    SHAPE = "shape"
+    ROW = "row"
 
 
 @dataclass(frozen=True)
 class Column:
-    """Where a buffer's rows lie: bytes offset .. offset + nbytes of each row of a plane."""
+    """Where a buffer's rows lie: bytes offset .. offset + nbytes of a plane's last dimension."""
 
     spec: BufferSpec
     plane: int
@@ -33,16 +38,16 @@ class Column:
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Append buffers with one row counter. A plane is uint8 [capacity, width]."""
+    """Append buffers with one row counter. A plane is uint8 [outer, rows, inner]."""
 
     counter: str
     capacity: int
     columns: tuple[Column, ...]
-    widths: tuple[int, ...]
+    planes: tuple[tuple[int, int], ...]  # (outer, inner) of each
 
     @property
     def row_nbytes(self) -> int:
-        return sum(self.widths)
+        return sum(outer * inner for outer, inner in self.planes)
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ class Geometry:
     groups: tuple[RowLayout, ...]  # by the counter's name
 
     @staticmethod
-    def of(table: BufferTable, layout: Layout = Layout.BUFFER) -> Geometry:
+    def of(table: BufferTable, layout: Layout = Layout.SHAPE) -> Geometry:
         offsets, end = [], 0
         for spec in table:
             if spec.kind is Kind.FIXED:
@@ -73,18 +78,19 @@ class Geometry:
 
 def _group(table: BufferTable, counter: str, layout: Layout) -> RowLayout:
     specs = [s for s in table if s.kind is Kind.APPEND and s.row_counter == counter]
-    columns, widths = [], []
-    if layout is Layout.BUFFER:
+    columns, planes = [], []
+    if layout is Layout.SHAPE:
         for plane, spec in enumerate(specs):
-            columns.append(Column(spec, plane, 0, spec.row_nbytes))
-            widths.append(spec.row_nbytes)
+            outer = math.prod(spec.shape[: spec.row_dim])
+            columns.append(Column(spec, plane, 0, spec.row_nbytes // outer))
+            planes.append((outer, spec.row_nbytes // outer))
     else:
-        width = 0
+        inner = 0
         for spec in specs:
-            columns.append(Column(spec, 0, width, spec.row_nbytes))
-            width += _aligned(spec.row_nbytes)
-        widths.append(width)
-    return RowLayout(counter, specs[0].capacity, tuple(columns), tuple(widths))
+            columns.append(Column(spec, 0, inner, spec.row_nbytes))
+            inner += _aligned(spec.row_nbytes)
+        planes.append((1, inner))
+    return RowLayout(counter, specs[0].capacity, tuple(columns), tuple(planes))
 
 
 def _aligned(nbytes: int) -> int:

@@ -21,6 +21,7 @@ from torch import Tensor
 # Below this many bytes a plain memmove beats the dispatch of Tensor.copy_; above it copy_ spreads
 # the work over the intra-op threads (measured: docs/benchmarks.md).
 _SMALL = 256 * 1024
+_PIECES = 8
 
 
 def allocate(nbytes: int, device: torch.device, *, pinned: bool = False) -> Tensor:
@@ -57,14 +58,21 @@ def typed(data: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def copy_bytes(destination: Tensor, source: Tensor) -> None:
-    """Copy contiguous uint8 [n] or [rows, bytes] to the same shape; ordered on the current stream.
+    """Copy uint8 [n], or [outer, rows, inner] with contiguous rows, to the same shape.
 
-    Returns when the bytes are there (CPU) or when the copy is queued (CUDA).
+    Returns when the bytes are there (CPU) or when the copy is queued on the current stream (CUDA).
     """
-    if destination.device.type == "cpu" and source.device.type == "cpu":
-        size = source.numel()
-        if size < _SMALL and source.is_contiguous() and destination.is_contiguous():
+    size = source.numel()
+    if size < _SMALL and destination.device.type == "cpu" and source.device.type == "cpu":
+        pieces = 1 if source.is_contiguous() and destination.is_contiguous() else source.shape[0]
+        if pieces == 1:
             ctypes.memmove(destination.data_ptr(), source.data_ptr(), size)
+            return
+        if pieces <= _PIECES:
+            to, step_to = destination.data_ptr(), destination.stride(0)
+            of, step_of = source.data_ptr(), source.stride(0)
+            for piece in range(pieces):
+                ctypes.memmove(to + piece * step_to, of + piece * step_of, size // pieces)
             return
     destination.copy_(source, non_blocking=True)
 
@@ -97,18 +105,19 @@ class Pool:
     While anybody reads (`reading`), what is given back waits: memory is never recycled under a
     copy, and a reader need not know who drops what meanwhile.
 
-    `on_empty(nbytes)` is called when the last free block of a size that was asked for before is
-    gone: whoever can do so without delaying a replay calls `stock(nbytes)`.
+    `on_empty(nbytes)` is called when more and more blocks of a size are wanted and none comes
+    back: whoever can do so without delaying a replay then calls `stock(nbytes)`.
     """
 
     def __init__(
-        self, device: torch.device, *, pinned: bool = False, keep_bytes: int = 256 << 20
+        self, device: torch.device, *, pinned: bool = False, keep_bytes: int = 512 << 20
     ) -> None:
         self.device = device
         self.used_bytes = 0
         self.free_bytes = 0
         self.on_empty: Callable[[int], None] | None = None
         self._asked: set[int] = set()
+        self._returned: set[int] = set()  # sizes of which one came back since the last take
         self._pinned = pinned
         self._keep_bytes = keep_bytes  # free memory that is kept for the next request
         self._free: defaultdict[int, list[Tensor]] = defaultdict(list)
@@ -127,9 +136,11 @@ class Pool:
             if data is not None:
                 self.free_bytes -= nbytes
             self.used_bytes += nbytes
-            again, empty = nbytes in self._asked, not self._free.get(nbytes)
+            growing = nbytes in self._asked and nbytes not in self._returned
+            growing = growing and not self._free.get(nbytes) and nbytes >= _SMALL
             self._asked.add(nbytes)
-        if self.on_empty is not None and again and empty and nbytes >= _SMALL:
+            self._returned.discard(nbytes)
+        if growing and self.on_empty is not None:
             self.on_empty(nbytes)
         if data is None:
             try:
@@ -182,6 +193,7 @@ class Pool:
     def _keep(self, data: Tensor) -> None:
         nbytes = data.numel()
         self.used_bytes -= nbytes
+        self._returned.add(nbytes)
         if nbytes and self.free_bytes + nbytes <= self._keep_bytes:
             self._free[nbytes].append(data)
             self.free_bytes += nbytes

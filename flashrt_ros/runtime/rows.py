@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from .layout import Column
 from .memory import Block, Pool
 
 # Slabs of a lineage that grows step by step double up to this size, so that a snapshot each tick
@@ -42,7 +43,7 @@ class Slab:
     parent: RowsRef | None
     start: int
     capacity: int
-    widths: tuple[int, ...]  # bytes of a row in each plane
+    shapes: tuple[tuple[int, int], ...]  # (outer, inner) of each plane, see RowLayout
     block: Block
     filled: int  # first row that nobody has taken
     holders: int = 0  # capsules and copies that end here, and held slabs that hang on this one
@@ -56,14 +57,18 @@ class Slab:
         return self.holders == 0
 
     def planes(self, start: int, stop: int) -> list[Tensor]:
-        """Rows start .. stop, one uint8 [stop - start, width] a plane."""
+        """Rows start .. stop, one uint8 [outer, stop - start, inner] a plane."""
         parts, offset = [], 0
-        for width in self.widths:
-            size = self.capacity * width
-            plane = self.block.data[offset : offset + size].view(self.capacity, width)
-            parts.append(plane[start - self.start : stop - self.start])
+        for outer, inner in self.shapes:
+            size = outer * self.capacity * inner
+            plane = self.block.data[offset : offset + size].view(outer, self.capacity, inner)
+            parts.append(plane[:, start - self.start : stop - self.start])
             offset += size
         return parts
+
+    @property
+    def row_nbytes(self) -> int:
+        return sum(outer * inner for outer, inner in self.shapes)
 
     def close(self) -> None:
         """Take no more rows: the memory is about to be copied elsewhere."""
@@ -110,6 +115,18 @@ class Span:
     stop: int
 
 
+def column_rows(plane: Tensor, column: Column) -> Tensor:
+    """A buffer's rows out of a plane: uint8 [outer, n, inner] to contiguous [n, bytes of a row]."""
+    cut = plane[:, :, column.offset : column.offset + column.nbytes]
+    return cut.transpose(0, 1).reshape(cut.shape[1], column.spec.row_nbytes).contiguous()
+
+
+def set_column_rows(plane: Tensor, column: Column, rows: Tensor) -> None:
+    """Inverse of column_rows: write uint8 [n, bytes of a row] into a plane of n rows."""
+    shaped = rows.view(rows.shape[0], plane.shape[0], column.nbytes).transpose(0, 1)
+    plane[:, :, column.offset : column.offset + column.nbytes].copy_(shaped)
+
+
 def common_rows(a: RowsRef | None, b: RowsRef | None) -> int:
     """How many leading rows two references share. Costs the distance to where they part."""
     while a is not None and b is not None:
@@ -154,7 +171,7 @@ def spans(ref: RowsRef | None, start: int = 0) -> list[Span]:
 
 
 def extended(
-    ref: RowsRef | None, rows: int, widths: Sequence[int], pool: Pool
+    ref: RowsRef | None, rows: int, shapes: tuple[tuple[int, int], ...], pool: Pool
 ) -> tuple[RowsRef | None, list[Span]]:
     """A reference to `rows` rows whose leading part is `ref`, and the spans to fill.
 
@@ -170,9 +187,9 @@ def extended(
             new.append(Span(slab, stop, end))
             ref, stop = RowsRef(slab, end), end
     if stop < rows:
-        capacity = _capacity(ref, rows - stop, _SLAB_BYTES // sum(widths))
-        block = pool.take(capacity * sum(widths))
-        slab = Slab(ref, stop, capacity, tuple(widths), block, rows)
+        row_nbytes = sum(outer * inner for outer, inner in shapes)
+        capacity = _capacity(ref, rows - stop, _SLAB_BYTES // row_nbytes)
+        slab = Slab(ref, stop, capacity, shapes, pool.take(capacity * row_nbytes), rows)
         new.append(Span(slab, stop, rows))
         ref = RowsRef(slab, rows)
     return ref, new

@@ -18,7 +18,7 @@ from .errors import Corrupt, UnknownCapsule
 from .layout import Geometry, RowLayout
 from .memory import Block, Pool, copy_bytes, synchronise
 from .metadata import Piece
-from .rows import RowsRef, Slab, alive, hold, release, spans, stop_of
+from .rows import RowsRef, Slab, alive, hold, release, set_column_rows, spans, stop_of
 from .tiers import Part, fastest_tier, parts_of
 
 if TYPE_CHECKING:
@@ -80,10 +80,10 @@ def on_cpu(
         parts = [span.slab.planes(span.start, span.stop) for span in spans(ref)]
         planes.append(
             [
-                torch.cat([part[index].cpu() for part in parts])
+                torch.cat([part[index].cpu() for part in parts], dim=1)
                 if parts
-                else torch.empty(0, width, dtype=torch.uint8)
-                for index, width in enumerate(layout.widths)
+                else torch.empty(outer, 0, inner, dtype=torch.uint8)
+                for index, (outer, inner) in enumerate(layout.planes)
             ]
         )
     return image.block.data.cpu(), planes
@@ -158,14 +158,13 @@ class Reader:
                 return shared
         start = stop_of(base)
         block = pool.take((piece.stop - start) * layout.row_nbytes)
-        slab = Slab(base, start, piece.stop - start, layout.widths, block, piece.stop)
+        slab = Slab(base, start, piece.stop - start, layout.planes, block, piece.stop)
         try:
             planes = slab.planes(start, piece.stop)
             columns = zip(layout.columns, self._directory.rows(stored, piece), strict=True)
             for column, (_, data) in columns:
-                part = _tensor(data).view(piece.stop - piece.start, column.nbytes)
-                cut = slice(column.offset, column.offset + column.nbytes)
-                planes[column.plane][:, cut].copy_(part[start - piece.start :])
+                rows = _tensor(data).view(piece.stop - piece.start, column.spec.row_nbytes)
+                set_column_rows(planes[column.plane], column, rows[start - piece.start :])
         except BaseException:
             block.release()
             raise

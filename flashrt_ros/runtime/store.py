@@ -117,7 +117,7 @@ class Store:
             try:
                 for group, base, count in zip(arena.groups, bases, rows, strict=True):
                     # making room may have dropped what the base hung on
-                    ref, spans = extended(alive(base), count, group.layout.widths, pool)
+                    ref, spans = extended(alive(base), count, group.layout.planes, pool)
                     hold(ref)
                     refs.append(ref)
                     new += [(group, span) for span in spans]
@@ -200,7 +200,7 @@ class Store:
                 )
                 for ref in capsule.rows:
                     if ref is not None:
-                        width = sum(ref.slab.widths)
+                        width = ref.slab.row_nbytes
                         rows = own_rows(ref, capsule.id)
                         own += rows * width
                         shared += (ref.stop - rows) * width

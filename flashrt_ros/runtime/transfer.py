@@ -34,7 +34,7 @@ def freeze(arena: Arena, image: FixedImage, new: Sequence[tuple[RowGroup, Span]]
         copy_bytes(image.block.data, arena.fixed)
     for group, span in new:
         for stored, live in zip(span.slab.planes(span.start, span.stop), group.planes, strict=True):
-            copy_bytes(stored, live[span.start : span.stop])
+            copy_bytes(stored, live[:, span.start : span.stop])
     synchronise(arena.device)
 
 
@@ -49,7 +49,7 @@ def thaw(arena: Arena, image: FixedImage, rows: Trail, trail: Trail) -> Copied:
         for span in spans(stored, same):
             parts = span.slab.planes(span.start, span.stop)
             for plane, part in zip(group.planes, parts, strict=True):
-                copy_bytes(plane[span.start : span.stop], part)
+                copy_bytes(plane[:, span.start : span.stop], part)
         shared += same * group.layout.row_nbytes
         copied += (stop_of(stored) - same) * group.layout.row_nbytes
         rows_shared += same
@@ -77,9 +77,9 @@ def thaw_roles(
             planes = part.slab.planes(part.start, part.stop)
             for column in columns:
                 cut = slice(column.offset, column.offset + column.nbytes)
-                target = group.planes[column.plane][part.start : part.stop, cut]
-                target.copy_(planes[column.plane][:, cut])
-        width = sum(column.nbytes for column in columns)
+                target = group.planes[column.plane][:, part.start : part.stop, cut]
+                target.copy_(planes[column.plane][:, :, cut])
+        width = sum(column.spec.row_nbytes for column in columns)
         shared += same * width
         copied += (stop_of(stored) - same) * width
         rows_shared += same
@@ -103,7 +103,7 @@ def _digest(arena: Arena, spec: BufferSpec, rows: dict[str, int]) -> str:
     if spec.kind is Kind.FIXED:
         data = arena.fixed[arena.geometry.span(spec.name)]
     else:
-        data = arena.row_bytes(spec.name)[: rows[spec.row_counter]]
+        data = arena.row_bytes(spec.name, rows[spec.row_counter])
     return hashlib.sha256(_buffer(data)).hexdigest()
 
 
