@@ -14,6 +14,8 @@ from .report import Report
 # name -> (module with `run(report, quick=…, device=…)`, what it measures)
 BENCHMARKS = {
     "capsule": ("flashrt_ros.bench.capsule", "snapshot, restore, rollback, fork, layouts, disk"),
+    "ttft": ("flashrt_ros.bench.ttft", "language models: time to the first token"),
+    "decode": ("flashrt_ros.bench.decode", "language models: tokens a second"),
 }
 
 
