@@ -30,11 +30,7 @@ ROOT = Path(__file__).parent
 SCENES, VISION_EPOCHS = 48_000, 10
 EXPERT_EPISODES, ROUND_EPISODES = 1_000, 384
 IMITATION = Recipe(steps=2_000, rate=1.5e-3)
-ROUNDS = (
-    Recipe(steps=600, rate=6e-4, seed=1),
-    Recipe(steps=600, rate=6e-4, seed=2),
-    Recipe(steps=900, rate=5e-4, seed=3),
-)
+ROUNDS = (Recipe(steps=600, rate=6e-4, seed=1),)
 
 
 def train(out: Path, data: Path, runs: Path, processes: int) -> None:
