@@ -210,6 +210,25 @@ def test_unicode_and_chat_templates_reach_the_model(engine: LanguageEngine) -> N
     assert result.started.prompt == len(prompt)
 
 
+def test_a_replay_that_fails_ends_its_request_and_only_a_reset_goes_on(
+    engine: LanguageEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = engine.generate(tokens_of(20), limits=_SHORT).result(_WAIT).tokens
+
+    def broken() -> int:
+        raise OSError("the accelerator fell off")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.decoder, "step", broken)
+        with pytest.raises(OSError, match="fell off"):
+            engine.generate(tokens_of(20), limits=_SHORT).result(_WAIT)
+    with pytest.raises(RuntimeFault) as caught:
+        engine.generate(tokens_of(20), limits=_SHORT, reuse=Reuse.EXACT).result(_WAIT)
+    assert caught.value.code is Code.NEEDS_RESET
+    engine.call(lambda session: engine.reset(Motion.REPLAN), _WAIT)
+    assert engine.generate(tokens_of(20), limits=_SHORT).result(_WAIT).tokens == wanted
+
+
 def test_closing_answers_everyone(engine: LanguageEngine) -> None:
     running = engine.generate(tokens_of(20), limits=_LONG)
     waiting = engine.generate(tokens_of(20), limits=_LONG)
