@@ -118,9 +118,13 @@ def full_copies(report: Report, setting: Setting, size_mb: int) -> None:
     made: list[Capsule] = []
     kept = session.snapshot("kept")
     session.drop(session.snapshot())
-    for _ in range(setting.samples):
+    cache = torch.zeros(64 * MB // 4)  # larger than caches: every copy starts from memory
+    for turn in range(setting.samples):
+        cache.fill_(turn)
         copies.append(timed(lambda: target.copy_(source)))
+        cache.fill_(turn)
         snapshots.append(timed(lambda: made.append(session.snapshot())))
+        cache.fill_(turn)
         restores.append(timed(lambda: session.restore(kept)))
         session.drop(made.pop())
     copy = statistics.median(copies)
@@ -170,9 +174,12 @@ def growth(report: Report, setting: Setting) -> None:
     made.append(setting.long_rows)
     made.session.snapshot("first-of-two")
     samples, own = [], 0
+    cache = torch.zeros(64 * MB // 4)
     kept: list[Capsule] = []
     for _ in range(min(setting.samples, 64)):
         made.append(16)
+        made.session.store.flush()  # the time between two ticks: fresh pages are touched in it
+        cache.fill_(len(kept))
         samples.append(timed(lambda: kept.append(made.session.snapshot())))
         own = made.session.store.info(kept[-1]).own_bytes
     expected = made.fixed_nbytes + 16 * made.row_nbytes
@@ -332,4 +339,9 @@ def _layout_copies(report: Report, setting: Setting, layout: Layout, made: RowsS
 def _copy_time(nbytes: int, setting: Setting) -> float:
     source = torch.ones(nbytes, dtype=torch.uint8, device=setting.device)
     target = torch.zeros_like(source)
-    return statistics.median(timed(lambda: target.copy_(source)) for _ in range(setting.samples))
+    cache = torch.zeros(64 * MB // 4)
+    samples = []
+    for turn in range(setting.samples):
+        cache.fill_(turn)
+        samples.append(timed(lambda: target.copy_(source)))
+    return statistics.median(samples)

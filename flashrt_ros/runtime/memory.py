@@ -18,10 +18,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Below this many bytes a plain memmove beats the dispatch of Tensor.copy_; above it copy_ spreads
-# the work over the intra-op threads (measured: docs/benchmarks.md).
-_SMALL = 256 * 1024
-_PIECES = 8
+# Up to this many bytes (or with one intra-op thread) a plain memmove beats Tensor.copy_, which
+# waits for a second thread at every copy: on a busy machine that costs milliseconds. Above it the
+# threads pay (docs/benchmarks.md).
+_SMALL = 8 << 20
+_PIECES = 8  # strided pieces that are worth a call each
+_FAULTS = 256 << 10  # from here on fresh pages cost more than a verb does otherwise
 
 
 def allocate(nbytes: int, device: torch.device, *, pinned: bool = False) -> Tensor:
@@ -63,7 +65,11 @@ def copy_bytes(destination: Tensor, source: Tensor) -> None:
     Returns when the bytes are there (CPU) or when the copy is queued on the current stream (CUDA).
     """
     size = source.numel()
-    if size < _SMALL and destination.device.type == "cpu" and source.device.type == "cpu":
+    if (
+        destination.device.type == "cpu"
+        and source.device.type == "cpu"
+        and (size <= _SMALL or torch.get_num_threads() == 1)
+    ):
         pieces = 1 if source.is_contiguous() and destination.is_contiguous() else source.shape[0]
         if pieces == 1:
             ctypes.memmove(destination.data_ptr(), source.data_ptr(), size)
@@ -137,7 +143,7 @@ class Pool:
                 self.free_bytes -= nbytes
             self.used_bytes += nbytes
             growing = nbytes in self._asked and nbytes not in self._returned
-            growing = growing and not self._free.get(nbytes) and nbytes >= _SMALL
+            growing = growing and not self._free.get(nbytes) and nbytes >= _FAULTS
             self._asked.add(nbytes)
             self._returned.discard(nbytes)
         if growing and self.on_empty is not None:
