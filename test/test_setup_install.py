@@ -69,7 +69,6 @@ def test_the_executables_run() -> None:
         [folder / "sim_arm_node", "--ros-args", "-p", "mode:=fast"],
         capture_output=True,
         text=True,
-        timeout=120,
     )
     assert result.returncode == 1
     assert "parameter mode is 'fast'" in result.stderr

@@ -70,7 +70,6 @@ def test_it_runs_where_there_is_no_ros(wheel: Path, tmp_path: Path) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=200,
     )
     assert result.returncode == 0, result.stderr
     file, _, shape = result.stdout.splitlines()

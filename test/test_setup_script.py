@@ -76,7 +76,6 @@ def setup(folder: Path, path: Path, **variables: str) -> subprocess.CompletedPro
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
     )
 
 
@@ -146,7 +145,6 @@ def source_env(script: str, cwd: Path, root: Path = ROOT) -> subprocess.Complete
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
     )
 
 
