@@ -6,8 +6,7 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-from rclpy.clock import Clock
-from rclpy.clock_type import ClockType
+from rclpy.clock import Clock, ClockType
 from rclpy.node import Node
 
 from flashrt_ros.sim.messages import ArmCommand
