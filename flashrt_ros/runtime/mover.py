@@ -13,7 +13,7 @@ from collections.abc import Callable
 _log = logging.getLogger(__name__)
 
 
-_IDLE = 2.0  # s after which the thread ends; the next job starts another
+_IDLE = 30.0  # s after which the thread ends; the next job starts another
 _movers: weakref.WeakSet[Mover] = weakref.WeakSet()
 
 
