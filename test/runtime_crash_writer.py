@@ -19,10 +19,9 @@ from dataclasses import replace
 import torch
 
 from flashrt_ros.runtime import Arena, BufferSpec, Fingerprint, Kind, Role
-from flashrt_ros.runtime.capsule import CapsuleMeta
+from flashrt_ros.runtime.capsule import CapsuleMeta, new_id
 from flashrt_ros.runtime.directory import CapsuleDirectory
 from flashrt_ros.runtime.lineage import BoundaryRecord
-from flashrt_ros.runtime.session import new_id
 
 SPECS = [
     BufferSpec("meta.rows", Role.META, torch.int64, ()),

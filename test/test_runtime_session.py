@@ -403,3 +403,26 @@ def test_the_lineage_forgets_old_boundaries_but_not_the_stored_ones() -> None:
     assert next(iter(lineage.ancestors())).number == 199
     with pytest.raises(InvalidArgument):
         lineage.target(boundary=3)
+
+
+def test_a_session_id_is_of_one_run() -> None:
+    first = opened(session_id="arm")
+    with pytest.raises(InvalidArgument, match="in use"):
+        opened(session_id="arm", store=first.store)
+
+
+def test_the_parent_of_a_capsule_is_its_nearest_stored_ancestor() -> None:
+    session = opened()
+    first = session.first.id
+    step(session)
+    one = session.snapshot()
+    step(session)
+    two = session.snapshot()
+    assert [one.meta.parent, two.meta.parent] == [first, one.id]
+    session.drop(two)
+    step(session)
+    assert session.snapshot().meta.parent == one.id
+    session.drop(one)
+    session.rollback(boundary=1, nearest=True)
+    step(session)
+    assert session.snapshot().meta.parent == first

@@ -4,10 +4,14 @@
 from __future__ import annotations
 
 import json
+import re
+import secrets
+import time
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from .errors import InvalidArgument
 from .fingerprint import Fingerprint
 from .lineage import BoundaryRecord
 from .memory import Block
@@ -15,6 +19,9 @@ from .rows import RowsRef
 
 if TYPE_CHECKING:
     from .directory import StoredCapsule
+
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 
 
 class Tier(str, Enum):
@@ -160,3 +167,17 @@ class Capsule:
     @property
     def step(self) -> int:
         return self.meta.record.step
+
+
+def new_id() -> str:
+    """A capsule id, 32 hexadecimal digits: the time in ns, then 64 random bits. Ids sort by age."""
+    return f"{time.time_ns():016x}{secrets.token_hex(8)}"
+
+
+def check_name(name: str) -> None:
+    """Raise InvalidArgument unless `name` is empty or one plain component of a file name."""
+    if name and not _NAME.match(name):
+        raise InvalidArgument(
+            f"capsule name {name!r}: expected a letter or digit, then up to 63 letters, digits, "
+            "'.', '_' or '-'"
+        )

@@ -73,6 +73,7 @@ class Lineage:
     def go_to(self, record: BoundaryRecord) -> None:
         """Make an earlier record the live one."""
         self._records.setdefault(record.number, record)
+        self.next_number = max(self.next_number, record.number + 1)
         self.live = record
 
     def ancestors(self) -> Iterator[BoundaryRecord]:

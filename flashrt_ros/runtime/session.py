@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -16,11 +14,12 @@ from typing import TypeVar
 from . import errors
 from .arena import Arena
 from .buffers import Role
-from .capsule import Capsule, CapsuleInfo, CapsuleMeta, Tier
+from .capsule import Capsule, CapsuleInfo, CapsuleMeta, Tier, check_name, new_id
 from .difference import BufferDiff, differences
 from .events import Event, EventKind, Listener, RestoreReport, Subscribers
 from .fingerprint import Fingerprint, MatchPolicy
-from .lineage import BoundaryRecord, Lineage, chained_digest
+from .history import History
+from .lineage import BoundaryRecord, chained_digest
 from .live import LiveState, StateItem
 from .mailbox import Mailbox
 from .store import Store
@@ -29,7 +28,6 @@ from .transfer import Copied, state_digest
 
 T = TypeVar("T")
 Ref = str | Capsule | CapsuleInfo
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 
 
 class Session:
@@ -61,9 +59,8 @@ class Session:
         self.fault = ""
         self._policy = policy
         self._state = LiveState(arena, self.store)
-        self._lineage = Lineage(
-            BoundaryRecord(0, -1, 0, 0, self._state.count_rows(None), chained_digest("", b""))
-        )
+        root = BoundaryRecord(0, -1, 0, 0, self._state.count_rows(None), chained_digest("", b""))
+        self._history = History(self.id, root, self.store)
         self._keeper = AutoKeeper(auto, self.store) if auto is not None else None
         self._subscribers = Subscribers()
         self._event_index = 0
@@ -81,7 +78,7 @@ class Session:
     @property
     def live(self) -> BoundaryRecord:
         """The boundary now live."""
-        return self._lineage.live
+        return self._history.lineage.live
 
     @property
     def first(self) -> CapsuleInfo:
@@ -98,7 +95,7 @@ class Session:
 
         Before the first commit only; raises InvalidArgument later or for a name used twice.
         """
-        if self._lineage.next_number != 1:
+        if self._history.lineage.next_number != 1:
             raise errors.InvalidArgument(
                 f"state item {item.name!r} registered at boundary {self.live.number}; register "
                 "before the first commit, or the capsules made so far would lack it"
@@ -137,14 +134,14 @@ class Session:
             live, counts = self.live, self._state.count_rows(rows)
             self._state.committed(counts)
             record = BoundaryRecord(
-                self._lineage.next_number,
+                self._history.lineage.next_number,
                 live.number,
                 live.step + 1,
                 stamp_ns,
                 counts,
                 chained_digest(live.inputs_digest, inputs),
             )
-            self._lineage.add(record)
+            self._history.lineage.add(record)
             self._emit(EventKind.COMMIT)
             if self._keeper is not None and record.step % self._keeper.auto.every == 0:
                 self._snapshot_automatically(self._keeper)
@@ -219,8 +216,10 @@ class Session:
                     boundary = named.boundary
                 else:
                     count = -1  # two targets: let the lineage refuse
-            target = self._lineage.target(count=count, boundary=boundary, before_ns=before_ns)
-            capsule = named or self._stored(target, nearest)
+            target = self._history.lineage.target(
+                count=count, boundary=boundary, before_ns=before_ns
+            )
+            capsule = named or self._history.stored(target, nearest)
             return self._thaw(capsule, EventKind.ROLLBACK, None, digest)
 
     def reset(
@@ -388,7 +387,7 @@ class Session:
         meta = CapsuleMeta(
             id=new_id(),
             name=name,
-            parent=self._stored_ancestor(),
+            parent=self._history.stored_ancestor(),
             session=self.id,
             record=self.live,
             seed=self.seed,
@@ -396,35 +395,9 @@ class Session:
             state=self._state.values(),
             tags=tags,
         )
-        return self._state.freeze(meta, pinned=pinned, overwrite=overwrite)
-
-    def _stored_ancestor(self) -> str:
-        for record in self._lineage.ancestors():
-            stored = self.store.at_boundary(self.id, record.number)
-            if stored is not None:
-                return stored.id
-        return ""
-
-    def _stored(self, target: BoundaryRecord, nearest: bool) -> Capsule:
-        """The capsule of a boundary of the live lineage."""
-        newer, passed = "none", False
-        for record in self._lineage.ancestors():
-            passed = passed or record is target
-            capsule = self.store.at_boundary(self.id, record.number)
-            if capsule is None:
-                continue
-            if record is target or (passed and nearest):
-                return capsule
-            if passed:
-                raise errors.NotStored(
-                    f"boundary {target.number} is not stored; the nearest stored ones are "
-                    f"{record.number} (older) and {newer} (newer)"
-                )
-            newer = str(record.number)
-        raise errors.NotStored(
-            f"boundary {target.number} is not stored and no older one is; the nearest newer one "
-            f"is {newer}"
-        )
+        capsule = self._state.freeze(meta, pinned=pinned, overwrite=overwrite)
+        self._history.newest = capsule
+        return capsule
 
     def _thaw(
         self, capsule: Capsule, kind: EventKind, roles: frozenset[Role] | None, digest: bool
@@ -449,11 +422,12 @@ class Session:
 
     def _go_to(self, capsule: Capsule, roles: frozenset[Role] | None) -> None:
         """The lineage after a restore."""
+        self._history.newest = capsule
         record = capsule.meta.record
         if roles is None:
             self.seed = capsule.meta.seed
             if capsule.meta.session == self.id:
-                self._lineage.go_to(record)
+                self._history.lineage.go_to(record)
                 return
         else:
             counts = self._state.count_rows(None)
@@ -461,8 +435,8 @@ class Session:
             step = record.step if Role.RANDOM in roles else self.live.step
             record = replace(record, step=step, rows=counts, ablated=True)
         origin = f"{capsule.meta.session}:{capsule.boundary}"
-        number = self._lineage.next_number
-        self._lineage.add(replace(record, number=number, parent=-1, origin=origin))
+        number = self._history.lineage.next_number
+        self._history.lineage.add(replace(record, number=number, parent=-1, origin=origin))
 
     def _report(
         self,
@@ -510,20 +484,6 @@ class Session:
         if self._subscribers:
             info = self.store.info(subject) if isinstance(subject, Capsule) else subject
             self._subscribers.tell(Event(kind, index, self.live, self.epoch, info, report))
-
-
-def new_id() -> str:
-    """A capsule id, 32 hexadecimal digits: the time in ns, then 64 random bits. Ids sort by age."""
-    return f"{time.time_ns():016x}{secrets.token_hex(8)}"
-
-
-def check_name(name: str) -> None:
-    """Raise InvalidArgument unless `name` is empty or one plain component of a file name."""
-    if name and not _NAME.match(name):
-        raise errors.InvalidArgument(
-            f"capsule name {name!r}: expected a letter or digit, then up to 63 letters, digits, "
-            "'.', '_' or '-'"
-        )
 
 
 __all__ = ["Session", "StateItem", "check_name", "new_id"]

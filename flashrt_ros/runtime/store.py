@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,11 +20,10 @@ from .directory import BadFile, CapsuleDirectory
 from .errors import (
     FingerprintMismatch,
     InvalidArgument,
-    NoSpace,
-    RuntimeFault,
     UnknownCapsule,
     Unsupported,
 )
+from .eviction import Evictor
 from .layout import Geometry
 from .mover import Mover
 from .rows import RowsRef, Span, alive, extended, hold, own_rows, release, stop_of, truncated
@@ -70,8 +68,7 @@ class Store:
         self.refused: list[BadFile] = []  # files in the directory that are no whole capsules
         self.geometry: Geometry | None = None
         self._mover = Mover("flashrt-mover")
-        self._leaving: dict[str, int] = {}  # capsules on their way to a slower tier: bytes
-        self._evicted: deque[CapsuleInfo] = deque(maxlen=4096)
+        self._evictor = Evictor(self, self._mover)
         self._moving = threading.Lock()  # one move at a time
         if self.directory is not None:
             self._reader = shelving.Reader(self.directory, self.lock)
@@ -113,7 +110,7 @@ class Store:
                 (n - stop_of(base)) * group.layout.row_nbytes
                 for group, base, n in zip(arena.groups, bases, rows, strict=True)
             )
-            self._make_room(Tier.DEVICE, need)
+            self._evictor.make_room(Tier.DEVICE, need)
             try:
                 for group, base, count in zip(arena.groups, bases, rows, strict=True):
                     # making room may have dropped what the base hung on
@@ -179,6 +176,16 @@ class Store:
         """Raise NameTaken unless the name is free, empty or may be overwritten."""
         with self.lock:
             self.catalog.check_name(name, overwrite)
+
+    def has(self, capsule: Capsule) -> bool:
+        """It was not dropped."""
+        with self.lock:
+            return capsule in self.catalog
+
+    def get(self, capsule_id: str) -> Capsule | None:
+        """The capsule of this id, if it is stored."""
+        with self.lock:
+            return self.catalog.get(capsule_id)
 
     def at_boundary(self, session: str, number: int) -> Capsule | None:
         """The newest capsule of a session's boundary."""
@@ -278,7 +285,7 @@ class Store:
                 with self.lock:
                     excess = self._disk_bytes() + fixed.numel() - budget
                     if excess > 0:
-                        self._shed(Tier.DISK, excess)
+                        self._evictor.shed(Tier.DISK, excess)
             stored = self.directory.write(capsule.meta, self.geometry, fixed, planes)
         with self.lock:
             if capsule in self.catalog:
@@ -297,13 +304,7 @@ class Store:
 
     def take_evicted(self, session: str) -> list[CapsuleInfo]:
         """Capsules of a session that were dropped to make room since the last call."""
-        if not self._evicted:
-            return []
-        with self.lock:
-            gone = [info for info in self._evicted if info.session == session]
-            for info in gone:
-                self._evicted.remove(info)
-            return gone
+        return self._evictor.take(session)
 
     def statistics(self) -> tuple[TierStatistics, ...]:
         """What each tier holds."""
@@ -357,7 +358,7 @@ class Store:
                 f"store's sessions {geometry.table.digest()[:12]}"
             )
         with self.lock:
-            self._make_room(tier, stored.header.nbytes + stored.rows_nbytes)
+            self._evictor.make_room(tier, stored.header.nbytes + stored.rows_nbytes)
         pool = self.memory.pools[tier]
         with self.memory.reading():
             loaded = self._reader.read(stored, geometry, capsule.rows, pool)
@@ -371,70 +372,3 @@ class Store:
                     self.counters.loads += 1
                     return
         self.abandon(Reservation(loaded.image, loaded.rows))
-
-    # -- budgets
-
-    def _make_room(self, tier: Tier, need: int) -> None:
-        """Send away what was not used for longest until `need` bytes fit. Under the lock."""
-        budget = self.budgets.of(tier)
-        if budget is None:
-            return
-        leaving = sum(self._leaving.values())
-        excess = self.memory.pools[tier].used_bytes - leaving + need - budget
-        if excess > 0:
-            self._shed(tier, excess)
-
-    def _shed(self, tier: Tier, excess: int) -> None:
-        """Under the lock. Raises NoSpace when nothing can leave the tier."""
-        wanted, shed = excess, False
-        for capsule in self.catalog.least_recently_used():
-            if capsule.tier is not tier or capsule.pinned or capsule.id in self._leaving:
-                continue
-            target = self._below(tier)
-            if target is not None:
-                own = self.info(capsule).own_bytes
-                self._leaving[capsule.id] = own
-                self._mover.submit(partial(self._demote, capsule, target))
-                excess -= own
-            elif not capsule.name:
-                excess -= self._evict(capsule)
-            else:
-                continue
-            shed = True
-            if excess <= 0:
-                return
-        if not shed:
-            raise NoSpace(
-                f"tier {tier} is {wanted} bytes over its budget of {self.budgets.of(tier)} and "
-                "all it holds is pinned, named or leaving; drop a capsule or raise the budget"
-            )
-
-    def _below(self, tier: Tier) -> Tier | None:
-        if tier is Tier.DEVICE and self.budgets.host != 0:
-            return Tier.HOST
-        if tier is not Tier.DISK and self.directory is not None and self.budgets.disk != 0:
-            return Tier.DISK
-        return None
-
-    def _evict(self, capsule: Capsule) -> int:
-        self._evicted.append(self.info(capsule))
-        self.counters.evictions += 1
-        return self.drop(capsule, background=True)
-
-    def _demote(self, capsule: Capsule, target: Tier) -> None:
-        try:
-            with self.lock:
-                if capsule not in self.catalog:
-                    return
-                if target is Tier.HOST:
-                    self._make_room(target, self.info(capsule).own_bytes)
-            self.move(capsule, target)
-            self.counters.demotions += 1
-        except UnknownCapsule:
-            pass  # dropped meanwhile
-        except RuntimeFault:
-            self.counters.failures += 1
-            raise
-        finally:
-            with self.lock:
-                self._leaving.pop(capsule.id, None)
