@@ -58,9 +58,9 @@ def test_it_reaches_for_the_colour_that_the_lamp_showed_before_it_went_dark(robo
     successes = []
     for seed in SEEDS:
         robot.begin(seed)
-        robot.run("wait", 20)
+        robot.run("wait", 13)
         cue = robot.world.truth().last_cue
-        successes.append(touches(robot.run("reach", 50), cue))
+        successes.append(touches(robot.run("reach", 36), cue))
     assert sum(successes) >= 4, successes
 
 
@@ -69,7 +69,7 @@ def test_language_matters_it_reaches_for_the_block_that_is_named(robot) -> None:
     for seed in SEEDS:
         robot.begin(seed)
         colour = COLOURS[(COLOURS.index(robot.world.truth().last_cue) + 1) % 4]
-        successes.append(touches(robot.run(f"reach the {colour} block", 45), colour))
+        successes.append(touches(robot.run(f"reach the {colour} block", 36), colour))
     assert sum(successes) >= 4, successes
 
 
@@ -77,9 +77,9 @@ def test_without_its_memory_it_can_only_guess(robot) -> None:
     successes = []
     for seed in SEEDS:
         robot.begin(seed)
-        robot.run("wait", 20)
+        robot.run("wait", 13)
         cue = robot.world.truth().last_cue
         for name in ("layer1.delta.recurrent", "layer2.delta.recurrent"):
             robot.arena[name].zero_()
-        successes.append(touches(robot.run("reach", 40), cue))
+        successes.append(touches(robot.run("reach", 32), cue))
     assert sum(successes) <= 3, successes
