@@ -11,7 +11,7 @@ import ctypes
 import mmap
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -111,8 +111,8 @@ class Pool:
     While anybody reads (`reading`), what is given back waits: memory is never recycled under a
     copy, and a reader need not know who drops what meanwhile.
 
-    `on_empty(nbytes)` is called when more and more blocks of a size are wanted and none comes
-    back: whoever can do so without delaying a replay then calls `stock(nbytes)`.
+    When more and more blocks of a size are taken and none comes back, `take_wanted` names the
+    size: whoever can do so without delaying a replay then calls `stock` for it.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Pool:
         self.device = device
         self.used_bytes = 0
         self.free_bytes = 0
-        self.on_empty: Callable[[int], None] | None = None
+        self._wanted: set[int] = set()
         self._asked: set[int] = set()
         self._returned: set[int] = set()  # sizes of which one came back since the last take
         self._pinned = pinned
@@ -143,11 +143,10 @@ class Pool:
                 self.free_bytes -= nbytes
             self.used_bytes += nbytes
             growing = nbytes in self._asked and nbytes not in self._returned
-            growing = growing and not self._free.get(nbytes) and nbytes >= _FAULTS
+            if growing and not self._free.get(nbytes) and nbytes >= _FAULTS:
+                self._wanted.add(nbytes)
             self._asked.add(nbytes)
             self._returned.discard(nbytes)
-        if growing and self.on_empty is not None:
-            self.on_empty(nbytes)
         if data is None:
             try:
                 data = allocate(nbytes, self.device, pinned=self._pinned)
@@ -156,6 +155,14 @@ class Pool:
                     self.used_bytes -= nbytes
                 raise
         return Block(data, self)
+
+    def take_wanted(self) -> set[int]:
+        """Sizes that `stock` should have ready; asked once."""
+        if not self._wanted:
+            return set()
+        with self._lock:
+            wanted, self._wanted = self._wanted, set()
+            return wanted
 
     def stock(self, nbytes: int) -> None:
         """Have a free block of this size whose pages were touched already."""

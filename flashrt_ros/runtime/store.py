@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -81,9 +81,7 @@ class Store:
         with self.lock:
             if self.geometry is None:
                 self.geometry = geometry
-                if self.device.type == "cpu":
-                    self.memory.pools[Tier.DEVICE].on_empty = self._stock
-                    self._stock(geometry.fixed_nbytes)
+                self._stock({geometry.fixed_nbytes} - {0})
             elif self.geometry != geometry:
                 raise InvalidArgument(
                     "the store belongs to sessions of another buffer table or row layout "
@@ -142,6 +140,7 @@ class Store:
             older = self.catalog.add(capsule)
         if older is not None:
             self.drop(older)
+        self._stock(self.memory.pools[Tier.DEVICE].take_wanted())  # last: it wakes a thread
         return capsule
 
     def abandon(self, reservation: Reservation) -> None:
@@ -323,10 +322,11 @@ class Store:
 
     # -- moving
 
-    def _stock(self, nbytes: int) -> None:
+    def _stock(self, sizes: Set[int]) -> None:
         """Let the background touch fresh pages, so that the next snapshot need not."""
-        if nbytes:
-            self._mover.submit(partial(self.memory.pools[Tier.DEVICE].stock, nbytes))
+        if self.device.type == "cpu":
+            for nbytes in sizes:
+                self._mover.submit(partial(self.memory.pools[Tier.DEVICE].stock, nbytes))
 
     def _disk_bytes(self) -> int:
         return sum(c.stored.header.nbytes for c in self.catalog if c.stored is not None)
