@@ -243,6 +243,7 @@ def test_interrupt_holds_where_the_joints_were_commanded_to_be(bench: Bench) -> 
     bench.interrupt()
     held = bench.out.commands[-1]
     assert held.is_hold
+    assert held.immediate  # it must hold whenever it arrives
     np.testing.assert_array_equal(held.trajectory.positions[0], command.trajectory.at(bench.now_ns))
 
 
@@ -411,6 +412,7 @@ def test_lockstep_answers_every_observation_and_nothing_else(lockstep: Bench) ->
     assert len(lockstep.out.commands) == 1
     held = lockstep.tick()
     assert held.is_hold
+    assert not held.immediate  # it answers this observation and no other
     assert held.trajectory.start_ns == lockstep.now_ns
     again = lockstep.tick()
     np.testing.assert_array_equal(held.trajectory.positions, again.trajectory.positions)

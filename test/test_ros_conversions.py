@@ -114,6 +114,14 @@ def test_command_carries_its_commit_id_where_the_controller_does_not_look() -> N
         conversions.commit_id(message)
 
 
+def test_hold_that_is_immediate_has_the_stamp_that_means_now() -> None:
+    trajectory = Trajectory(5, np.array([0.1]), np.zeros((1, 2)), np.zeros(2))
+    for immediate, stamp_ns in ((True, 0), (False, 5)):
+        command = CommandOutput(0, 0, 0, 1, trajectory, is_hold=True, immediate=immediate)
+        message = conversions.to_joint_trajectory(command, ("a", "b"))
+        assert conversions.to_ns(message.header.stamp) == stamp_ns
+
+
 def test_motion_has_the_numbers_of_its_message() -> None:
     text = (ROOT / "msg" / "Motion.msg").read_text()
     constants = dict(re.findall(r"^uint8 ([A-Z]+)=(\d+)", text, re.MULTILINE))

@@ -23,8 +23,8 @@ from flashrt_ros.demo.simulator import SimClient
 from flashrt_ros.msg import ActionChunk, Boundary, RuntimeStatus, SimState
 from flashrt_ros.replay.recorder import BagRecorder, Topic
 
-HELD_OUT = 1_000_000
-"""Seeds from here on are used by no training."""
+HELD_OUT = 2_000
+"""No training and no choice of a setting has used the seeds from here to 999,999."""
 
 POLICY = "policy_node"
 SIM = "sim_arm_node"

@@ -16,8 +16,8 @@ __all__ = ["PolicyModel", "PolicySpec", "load_policy"]
 def load_policy(path: str | Path, device: str = "cpu") -> PolicyModel:
     """The policy of a checkpoint directory, or of a shipped one by its name, "cued_reach" say.
 
-    `config.json` names its kind. Raises FileNotFoundError naming the file that is missing, ValueError for a kind that is not
-    known or files that do not fit each other.
+    `config.json` names its kind. Raises FileNotFoundError naming the file that is missing,
+    ValueError for a kind that is not known or files that do not fit each other.
     """
     folder = Path(path)
     shipped = _CHECKPOINTS / path
@@ -25,7 +25,9 @@ def load_policy(path: str | Path, device: str = "cpu") -> PolicyModel:
         folder = shipped
     config = folder / "config.json"
     if not config.exists():
-        names = sorted(each.name for each in _CHECKPOINTS.iterdir()) if _CHECKPOINTS.exists() else []
+        names = (
+            sorted(each.name for each in _CHECKPOINTS.iterdir()) if _CHECKPOINTS.exists() else []
+        )
         raise FileNotFoundError(
             f"{folder} has no config.json: expected a checkpoint directory, or the name of a "
             f"shipped one ({', '.join(names) or 'there is none'})"

@@ -326,7 +326,7 @@ class PolicyEngine:
             self._halt = None
         if self._halt is not None:
             if self.options.lockstep:
-                self._pilot.hold(self.session, observation.stamp_ns)
+                self._pilot.hold(self.session, observation.stamp_ns, immediate=False)
             return
         self._tick(observation)
 
@@ -386,7 +386,7 @@ class PolicyEngine:
             if motion is Motion.CONTINUE:
                 self._pilot.move(self.session, self._chunk_from(now_ns))
             else:
-                self._pilot.hold(self.session, now_ns)
+                self._pilot.hold(self.session, now_ns, immediate=True)
         return motion
 
     def _may_continue(self) -> bool:
@@ -412,9 +412,9 @@ class PolicyEngine:
             fresh = self._halt is None
             self._halt = Halt(reason, now_ns, ends)
             if fresh and not self.options.lockstep:
-                self._pilot.hold(self.session, now_ns)
+                self._pilot.hold(self.session, now_ns, immediate=True)
         if self.options.lockstep and stamp_ns is not None:
-            self._pilot.hold(self.session, stamp_ns)
+            self._pilot.hold(self.session, stamp_ns, immediate=False)
         self._refresh()
 
     def _watch(self) -> None:
@@ -432,7 +432,7 @@ class PolicyEngine:
         if self._active and not active:
             self._halt = None
             if not self.options.lockstep:
-                self._pilot.hold(self.session, self._clock())
+                self._pilot.hold(self.session, self._clock(), immediate=True)
         self._active = active
         self._last_observation = None
         self._not_before_ns = self._clock() if active else 0

@@ -25,6 +25,9 @@ class CommandOutput:
     sequence: int
     trajectory: Trajectory
     is_hold: bool
+    immediate: bool = False
+    """Starts when it arrives, whatever the trajectory's start says. A hold on a robot: on a busy
+    machine one with a start time could arrive when it is over, and a controller refuses that."""
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class Pilot:
         self._held = None
         return self._send(session, trajectory, is_hold=False)
 
-    def hold(self, session: Session, start_ns: int) -> CommandOutput | None:
+    def hold(self, session: Session, start_ns: int, *, immediate: bool) -> CommandOutput | None:
         """Command the joints to stay. Nothing is sent while no position is known.
 
         The position is where they were commanded to be (else measured) when the hold began, and
@@ -60,7 +60,8 @@ class Pilot:
                 self._held = self.measured.copy()
             else:
                 return None
-        return self._send(session, hold(self._held, start_ns, self._hold_duration), is_hold=True)
+        staying = hold(self._held, start_ns, self._hold_duration)
+        return self._send(session, staying, is_hold=True, immediate=immediate)
 
     def repeat(self) -> None:
         """Send the last command once more, unchanged: its receiver missed it."""
@@ -73,11 +74,13 @@ class Pilot:
         self._held = None
         self.measured = None
 
-    def _send(self, session: Session, trajectory: Trajectory, is_hold: bool) -> CommandOutput:
+    def _send(
+        self, session: Session, trajectory: Trajectory, is_hold: bool, immediate: bool = False
+    ) -> CommandOutput:
         self.sequence += 1
         live = session.live
         command = CommandOutput(
-            session.epoch, live.number, live.step, self.sequence, trajectory, is_hold
+            session.epoch, live.number, live.step, self.sequence, trajectory, is_hold, immediate
         )
         self._trajectory = trajectory
         self.ledger.append(command)

@@ -89,8 +89,10 @@ def to_joint_trajectory(command: CommandOutput, names: Sequence[str]) -> JointTr
     controller does not read.
     """
     commit = f"epoch={command.epoch} boundary={command.boundary} sequence={command.sequence}"
+    # A stamp of zero means: when it arrives.
+    stamp = Time() if command.immediate else to_time(command.trajectory.start_ns)
     return JointTrajectory(
-        header=Header(stamp=to_time(command.trajectory.start_ns), frame_id=commit),
+        header=Header(stamp=stamp, frame_id=commit),
         joint_names=list(names),
         points=to_points(command.trajectory),
     )
