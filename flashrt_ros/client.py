@@ -31,6 +31,7 @@ from flashrt_ros.runtime.errors import Code
 from flashrt_ros.srv import (
     DeleteCapsule,
     ListCapsules,
+    MoveCapsule,
     Restore,
     Rollback,
     SetInstruction,
@@ -219,6 +220,11 @@ class CapsuleClient:
     def delete(self, capsule: str) -> DeleteCapsule.Response:
         """Delete a capsule."""
         return self._verb(DeleteCapsule, "capsule/delete", DeleteCapsule.Request(capsule=capsule))
+
+    def move(self, capsule: str, tier: str) -> MoveCapsule.Response:
+        """Move a capsule to a tier: device, host or disk."""
+        request = MoveCapsule.Request(capsule=capsule, tier=tier)
+        return self._verb(MoveCapsule, "capsule/move", request)
 
     def interrupt(self, *, expected_boundary: int = -1) -> Verb.Response:
         """Stop ticking and hold the arm."""

@@ -13,9 +13,17 @@ from std_srvs.srv import Trigger
 from flashrt_ros.policies import Motion
 from flashrt_ros.ros.conversions import to_capsule_info, to_ns
 from flashrt_ros.ros.verbs import Outcome, VerbHost, VerbRunner, answer
-from flashrt_ros.runtime import Code, RestoreReport, Role, Session
+from flashrt_ros.runtime import Code, RestoreReport, Role, Session, Tier
 from flashrt_ros.runtime.errors import InvalidArgument
-from flashrt_ros.srv import DeleteCapsule, ListCapsules, Restore, Rollback, Snapshot, Verb
+from flashrt_ros.srv import (
+    DeleteCapsule,
+    ListCapsules,
+    MoveCapsule,
+    Restore,
+    Rollback,
+    Snapshot,
+    Verb,
+)
 
 
 def expected(value: int) -> int | None:
@@ -57,6 +65,19 @@ def roles_of(names: Sequence[str]) -> frozenset[Role] | None:
     return frozenset(known[name] for name in names) or None
 
 
+def tier_of(name: str) -> Tier:
+    """A tier by its name.
+
+    Raises:
+        InvalidArgument: there is no such tier.
+    """
+    try:
+        return Tier(name)
+    except ValueError:
+        names = ", ".join(tier.value for tier in Tier)
+        raise InvalidArgument(f"tier is '{name}', expected one of {names}") from None
+
+
 class CapsuleServices:
     """`~/capsule/*` and `~/reset` of a node.
 
@@ -81,6 +102,7 @@ class CapsuleServices:
                 (Rollback, "~/capsule/rollback", self._rollback),
                 (ListCapsules, "~/capsule/list", self._list),
                 (DeleteCapsule, "~/capsule/delete", self._delete),
+                (MoveCapsule, "~/capsule/move", self._move),
                 (Verb, "~/capsule/reset", self._reset),
                 (Trigger, "~/reset", self._reset_trigger),
             )
@@ -189,6 +211,15 @@ class CapsuleServices:
         outcome = self._runner.run("delete", verb)
         response.bytes_freed = outcome.value or 0
         return answer(response, outcome, f"deleted '{request.capsule}'")
+
+    def _move(self, request: MoveCapsule.Request, response: MoveCapsule.Response) -> Any:
+        def verb(session: Session) -> tuple[Any, Motion]:
+            return session.move(request.capsule, tier_of(request.tier)), Motion.UNCHANGED
+
+        outcome = self._runner.run("move", verb)
+        if outcome.value is not None:
+            response.info = to_capsule_info(outcome.value)
+        return answer(response, outcome, f"'{request.capsule}' is on {request.tier}")
 
     def _reset(self, request: Verb.Request, response: Verb.Response) -> Any:
         def verb(session: Session) -> tuple[RestoreReport, Motion]:

@@ -30,7 +30,7 @@ from flashrt_ros.ros.capsule_services import CapsuleServices
 from flashrt_ros.ros.parameters import Parameter, read
 from flashrt_ros.ros.process import run_node
 from flashrt_ros.ros.verbs import VerbRunner, answer
-from flashrt_ros.runtime import Code, Session
+from flashrt_ros.runtime import Code, Session, Store
 from flashrt_ros.runtime.errors import Busy, InvalidArgument, RuntimeFault, UnknownCapsule
 from flashrt_ros.srv import CancelGeneration, Generate
 
@@ -41,6 +41,11 @@ PARAMETERS = (
     Parameter("backend", "eager", "How plans are replayed: eager, compiled or cuda_graph."),
     Parameter("max_context", 2048, "Tokens that the state has room for.", 1, 2**20),
     Parameter("chunk", 256, "Tokens of a whole prefill piece.", 1, 2**16),
+    Parameter(
+        "capsule_directory",
+        "",
+        "Directory of capsules on disk (made if need be); empty: capsules live in memory only.",
+    ),
     Parameter("prefix_capsules", 64, "Capsules kept of prompts' beginnings; 0: none.", 0, 10_000),
     Parameter("max_waiting", 4, "Requests that may wait; more are refused as BUSY.", 0, 10),
     Parameter("verb_timeout", 30.0, "Longest wait of a verb for the replay thread, s.", 0.1, 600),
@@ -124,6 +129,7 @@ class LanguageNode(LifecycleNode):
             self._capsules = None
         if self._engine is not None:
             self._engine.close()
+            self._engine.session.store.close()
             self._engine = None
         self._publish_status()
 
@@ -131,7 +137,8 @@ class LanguageNode(LifecycleNode):
         model = self._load()
         arena = model.arena()
         decoder = model.bind(arena)
-        session = Session(arena, fingerprint=model.fingerprint)
+        store = Store(arena.device, directory=read(self, "capsule_directory") or None)
+        session = Session(arena, fingerprint=model.fingerprint, store=store)
         self._engine = LanguageEngine(
             decoder, session, prefix_capacity=read(self, "prefix_capsules")
         )

@@ -32,7 +32,7 @@ from flashrt_ros.ros.parameters import Parameter, read
 from flashrt_ros.ros.policy_io import PolicyInputs, PolicyOutputs
 from flashrt_ros.ros.process import run_node
 from flashrt_ros.ros.verbs import VerbRunner, answer
-from flashrt_ros.runtime import Arena, AutoSnapshots, Session
+from flashrt_ros.runtime import Arena, AutoSnapshots, Session, Store
 from flashrt_ros.srv import SetInstruction, Verb
 
 PARAMETERS = (
@@ -71,6 +71,11 @@ PARAMETERS = (
     ),
     Parameter("hold_duration", 0.1, "Time to the one point of a hold, s.", 0.001, 10.0),
     Parameter("verb_timeout", 5.0, "Longest wait of a service for the replay thread, s.", 0.1, 600),
+    Parameter(
+        "capsule_directory",
+        "",
+        "Directory of capsules on disk (made if need be); empty: capsules live in memory only.",
+    ),
     Parameter("boundary_snapshots", 64, "Automatic snapshots kept for rollback.", 0, 100_000),
     Parameter("boundary_budget_mb", 256.0, "Bytes they may take, MB (10^6).", 0.0, 1e6),
 )
@@ -183,6 +188,7 @@ class PolicyNode(LifecycleNode):
         parts.session = Session(
             arena,
             fingerprint=parts.model.fingerprint,
+            store=Store(arena.device, directory=read(self, "capsule_directory") or None),
             seed=seed,
             auto=self._boundary_snapshots(),
         )
@@ -245,6 +251,8 @@ class PolicyNode(LifecycleNode):
             parts.engine.close()
         elif parts.session is not None:
             parts.session.close()
+        if parts.session is not None:
+            parts.session.store.close()
         if parts.outputs is not None:
             parts.outputs.destroy()
         if self._diagnostics is not None:
