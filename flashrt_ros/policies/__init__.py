@@ -5,10 +5,11 @@ Nothing in this layer knows ROS; `flashrt_ros.ros` converts messages to and from
 """
 
 from flashrt_ros.policies.assembler import ObservationAssembler, Pairing
-from flashrt_ros.policies.engine import Ends, EngineOptions, EngineState, EngineStatus, PolicyEngine
+from flashrt_ros.policies.engine import PolicyEngine
 from flashrt_ros.policies.motion import Motion
 from flashrt_ros.policies.observation import Observation
 from flashrt_ros.policies.output import ChunkOutput, CommandOutput, EngineEvent, EngineListener
+from flashrt_ros.policies.status import Ends, EngineOptions, EngineState, EngineStatus
 from flashrt_ros.policies.trajectory import Trajectory
 
 __all__ = [

@@ -13,8 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
-from enum import Enum
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,6 +22,7 @@ from flashrt_ros.policies.motion import Motion
 from flashrt_ros.policies.observation import Observation
 from flashrt_ros.policies.output import ChunkOutput, EngineEvent, EngineListener
 from flashrt_ros.policies.pilot import Pilot
+from flashrt_ros.policies.status import Ends, EngineOptions, EngineState, EngineStatus, Halt
 from flashrt_ros.policies.trajectory import Trajectory
 from flashrt_ros.runtime import Event, RestoreReport, Session, StateItem
 from flashrt_ros.runtime.errors import InvalidArgument, NotReady, UnknownInstruction
@@ -31,71 +30,6 @@ from flashrt_ros.runtime.errors import InvalidArgument, NotReady, UnknownInstruc
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
-
-
-class EngineState(Enum):
-    """The same meanings as the constants of `msg/RuntimeStatus.msg`."""
-
-    INACTIVE = 1
-    WAITING = 2
-    RUNNING = 3
-    HOLDING = 4
-    NEEDS_RESET = 5
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """How the engine behaves.
-
-    Attributes:
-        instruction: the instruction before anyone gave one.
-        lockstep: the world waits for an answer to each observation: every observation is
-            answered (by a chunk, a hold or, when it comes again, the same answer), and nothing
-            is sent in between.
-        continue_tolerance: largest difference of any joint between where the capsule saw it and
-            where it is, for `CONTINUE`, rad or m.
-        observation_timeout: hold when no observation came for this long, s; 0: never.
-        hold_duration: time from now to the one point of a hold, s.
-    """
-
-    instruction: str = "wait"
-    lockstep: bool = False
-    continue_tolerance: float = 0.05
-    observation_timeout: float = 0.5
-    hold_duration: float = 0.1
-
-
-class Ends(Enum):
-    """What ends a halt by itself; a restore, rollback, reset or resume ends any."""
-
-    OBSERVATION = "the next good observation"
-    INSTRUCTION = "a known instruction"
-    VERB = "a verb"
-
-
-@dataclass(frozen=True)
-class Halt:
-    """Why the arm is held."""
-
-    reason: str
-    since_ns: int
-    ends: Ends
-
-
-@dataclass(frozen=True)
-class EngineStatus:
-    """A picture of the engine between two replays."""
-
-    state: EngineState
-    reason: str
-    boundary: int
-    step: int
-    epoch: int
-    sequence: int
-    instruction: str
-    last_error: str
-    ticks: int
-    faults: int
 
 
 class PolicyEngine:
@@ -537,13 +471,8 @@ class PolicyEngine:
 
     def _refresh(self) -> None:
         picture = self._picture()
-        if self._status is None or _visible(picture) != _visible(self._status):
+        if self._status is None or not picture.looks_like(self._status):
             self._status = picture
             self._listener.on_status()
         else:
             self._status = picture
-
-
-def _visible(status: EngineStatus) -> tuple[Any, ...]:
-    """What a latched status shows at once; counters wait for its next period."""
-    return (status.state, status.reason, status.epoch, status.instruction, status.last_error)

@@ -27,6 +27,7 @@ from flashrt_ros.policies import (
     PolicyEngine,
 )
 from flashrt_ros.ros import conversions, images, qos
+from flashrt_ros.runtime import Session
 
 _OVERRIDABLE = QoSOverridingOptions.with_default_policies()
 
@@ -37,8 +38,7 @@ class PolicyOutputs:
     Args:
         node: a lifecycle node; chunks and commands leave it only while it is active.
         joint_names: the policy's joints, in the order of its actions.
-        session: id of the session, for boundary events.
-        seed: of the session.
+        session: the engine's; boundary events carry its id and seed.
         on_status: called when the status changed.
     """
 
@@ -46,14 +46,12 @@ class PolicyOutputs:
         self,
         node: LifecycleNode,
         joint_names: tuple[str, ...],
-        session: str,
-        seed: int,
+        session: Session,
         on_status: Callable[[], None],
     ) -> None:
         self._node = node
         self._joint_names = joint_names
         self._session = session
-        self._seed = seed
         self._on_status = on_status
         self._durations: deque[float] = deque(maxlen=512)
         self._chunks = node.create_lifecycle_publisher(ActionChunk, "~/action_chunk", qos.STREAM)
@@ -87,7 +85,9 @@ class PolicyOutputs:
     def on_event(self, event: EngineEvent) -> None:
         """Publish a boundary or an applied verb."""
         now = self._node.get_clock().now().to_msg()
-        self._boundaries.publish(conversions.to_boundary(event, self._session, self._seed, now))
+        self._boundaries.publish(
+            conversions.to_boundary(event, self._session.id, self._session.seed, now)
+        )
 
     def on_status(self) -> None:
         """Publish the latched status."""

@@ -192,7 +192,7 @@ class PolicyNode(LifecycleNode):
             seed=seed,
             auto=self._boundary_snapshots(),
         )
-        self._open(parts, seed)
+        self._open(parts)
 
     def _boundary_snapshots(self) -> AutoSnapshots | None:
         keep = read(self, "boundary_snapshots")
@@ -201,14 +201,12 @@ class PolicyNode(LifecycleNode):
         budget_bytes = round(read(self, "boundary_budget_mb") * 1e6)
         return AutoSnapshots(keep=keep, budget_bytes=budget_bytes)
 
-    def _open(self, parts: Parts, seed: int) -> None:
+    def _open(self, parts: Parts) -> None:
         assert parts.model is not None
         assert parts.session is not None
         spec = parts.model.spec
         lockstep = read(self, "lockstep")
-        parts.outputs = PolicyOutputs(
-            self, spec.joint_names, parts.session.id, seed, self._publish_status
-        )
+        parts.outputs = PolicyOutputs(self, spec.joint_names, parts.session, self._publish_status)
         parts.engine = PolicyEngine(
             parts.model,
             parts.session,
@@ -325,7 +323,7 @@ class PolicyNode(LifecycleNode):
             message.state = status.state.value
             message.reason = status.reason
             message.model = parts.model.name
-            message.fingerprint = parts.model.fingerprint.digest()
+            message.fingerprint = parts.session.fingerprint.digest()
             message.session = parts.session.id
             message.seed = parts.session.seed
             message.boundary = status.boundary
