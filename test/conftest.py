@@ -48,3 +48,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_report_header(config: pytest.Config) -> str:
     ros = os.environ.get("ROS_DISTRO", "kilted from PyPI")
     return f"ROS 2: {ros}, domain {os.environ['ROS_DOMAIN_ID']}"
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if _lock is not None:
+        _lock.close()
