@@ -44,6 +44,13 @@ def test_every_file_of_the_package_is_installed() -> None:
         assert (installed / file).read_bytes() == (SOURCE / file).read_bytes(), file
 
 
+def test_the_command_line_is_on_the_path_of_the_environment() -> None:
+    command = package_prefix() / "bin" / "flashrt"
+    done = subprocess.run([command, "--version"], capture_output=True, text=True, check=True)
+    assert "0.1.0" in done.stdout
+    assert str(command.parent) in os.environ["PATH"].split(os.pathsep)
+
+
 @pytest.mark.parametrize("folder", ["launch", "config"])
 def test_launch_files_and_configurations_are_installed(folder: str) -> None:
     share = Path(packages.get_package_share_directory("flashrt_ros"))
