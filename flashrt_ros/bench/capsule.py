@@ -108,17 +108,31 @@ class RowsSession:
 
 
 def full_copies(report: Report, setting: Setting, size_mb: int) -> None:
-    """Snapshot and restore of a fixed set against a plain copy_ of as many bytes, in turns."""
+    """Snapshot and restore of a fixed set against a plain copy_ of as many bytes, in turns.
+
+    Once with caches emptied before each (`full_*`: data and code come from memory, as after a
+    tick of a large model), once one after the other (`warm_*`).
+    """
     session = fixed_session(size_mb * MB, setting)
+    fresh = timed(session.snapshot)
+    session.drop(session.snapshot())
+    copy = _full_copies(report, setting, session, size_mb, warm=False)
+    _full_copies(report, setting, session, size_mb, warm=True)
+    params = {"bytes": session.arena.geometry.fixed_nbytes}
+    name = f"first_snapshot_{size_mb}MB"
+    report.add(row_of(name, [fresh], params=params, baseline=copy, ratio=copy / fresh))
+
+
+def _full_copies(
+    report: Report, setting: Setting, session: Session, size_mb: int, *, warm: bool
+) -> float:
     nbytes = session.arena.geometry.fixed_nbytes
     source = torch.ones(nbytes, dtype=torch.uint8, device=setting.device)
     target = torch.zeros_like(source)
-    fresh = timed(session.snapshot)
     snapshots, restores, copies = [], [], []
     made: list[Capsule] = []
-    kept = session.snapshot("kept")
-    session.drop(session.snapshot())
-    cache = torch.zeros(64 * MB // 4)  # larger than caches: every copy starts from memory
+    kept = session.snapshot("kept", overwrite=True)
+    cache = torch.zeros(0 if warm else 64 * MB // 4)  # larger than caches
     for turn in range(setting.samples):
         cache.fill_(turn)
         copies.append(timed(lambda: target.copy_(source)))
@@ -129,14 +143,13 @@ def full_copies(report: Report, setting: Setting, size_mb: int) -> None:
         session.drop(made.pop())
     copy = statistics.median(copies)
     params = {"bytes": nbytes}
-    name = f"{size_mb}MB"
-    report.add(row_of(f"plain_copy_{name}", copies, params=params))
-    for verb, samples in (("full_snapshot", snapshots), ("full_restore", restores)):
+    kind, plain = ("warm", "warm_copy") if warm else ("full", "plain_copy")
+    report.add(row_of(f"{plain}_{size_mb}MB", copies, params=params))
+    for verb, samples in (("snapshot", snapshots), ("restore", restores)):
         ratio = copy / statistics.median(samples)
-        report.add(row_of(f"{verb}_{name}", samples, params=params, baseline=copy, ratio=ratio))
-    report.add(
-        row_of(f"first_snapshot_{name}", [fresh], params=params, baseline=copy, ratio=copy / fresh)
-    )
+        name = f"{kind}_{verb}_{size_mb}MB"
+        report.add(row_of(name, samples, params=params, baseline=copy, ratio=ratio))
+    return copy
 
 
 def rollbacks(report: Report, setting: Setting) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 # Up to this many bytes (or with one intra-op thread) a plain memmove beats Tensor.copy_, which
 # waits for a second thread at every copy: on a busy machine that costs milliseconds. Above it the
 # threads pay (docs/benchmarks.md).
-_SMALL = 8 << 20
+_SMALL = 2 << 20
 _PIECES = 8  # strided pieces that are worth a call each
 _FAULTS = 256 << 10  # from here on fresh pages cost more than a verb does otherwise
 
