@@ -68,11 +68,18 @@ def bag_path(out: Path) -> Path:
     return candidates[-1]
 
 
-def run_trials(node: Node, options: argparse.Namespace, processes: Processes) -> list[Trial]:
+def run_trials(
+    node: Node,
+    options: argparse.Namespace,
+    processes: Processes,
+    recorder: BagRecorder | None,
+) -> list[Trial]:
     """Bring the policy up and run every episode in every way."""
     caller = ServiceCaller(node, timeout=120.0)
     processes.check()
     bring_up(caller, POLICY)
+    if recorder is not None:
+        recorder.wait_for_publishers()
     policy, sim = CapsuleClient(node, POLICY, timeout=30.0), SimClient(node, SIM, timeout=30.0)
     planner = Planner(policy, sim, Schedule())
     trials: list[Trial] = []
@@ -109,7 +116,7 @@ def main(argv: list[str] | None = None) -> int:
         with spinning("planner") as node:
             recorder = None if options.no_bag else BagRecorder(node, bag_path(out), topics())
             try:
-                trials = run_trials(node, options, processes)
+                trials = run_trials(node, options, processes, recorder)
             except Exception:
                 for name in (SIM, POLICY):
                     print(f"--- end of {name}.log\n{processes.log_tail(name)}", file=sys.stderr)

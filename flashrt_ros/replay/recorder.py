@@ -82,7 +82,23 @@ class BagRecorder:
         self._writer.open()
         self._typestore = typestore_with("flashrt_ros")
         self.counts: Counter[str] = Counter()
+        self._names = [node.resolve_topic_name(topic.name) for topic in topics]
         self._subscriptions = [self._subscribe(topic) for topic in topics]
+
+    def wait_for_publishers(self, timeout: float = 30.0) -> None:
+        """Wait until every topic has a publisher that knows of this recorder.
+
+        What is sent before that is not in the bag.
+
+        Raises:
+            TimeoutError: names the topics without one.
+        """
+        deadline = time.monotonic() + timeout
+        while missing := [name for name in self._names if not self._node.count_publishers(name)]:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no publisher of {', '.join(missing)} within {timeout} s")
+            time.sleep(0.05)
+        time.sleep(0.5)  # a publisher learns of its readers a little after the graph shows it
 
     def close(self) -> None:
         """Stop recording and write the index. Idempotent."""

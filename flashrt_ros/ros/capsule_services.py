@@ -85,7 +85,7 @@ class CapsuleServices:
         node: the node that offers the services.
         host: hosts the session.
         runner: runs verbs for callbacks.
-        group: a reentrant callback group; a callback waits for the replay thread.
+        group: its callbacks wait for the replay thread, which needs no callback.
     """
 
     def __init__(

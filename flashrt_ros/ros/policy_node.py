@@ -377,7 +377,8 @@ class PolicyNode(LifecycleNode):
 
 def main(args: list[str] | None = None) -> int:
     """Entry point of the executable `policy_node`."""
-    return run_node(PolicyNode, args, threads=6)
+    # One thread: a verb waits for the replay thread, which needs no callback, one tick at most.
+    return run_node(PolicyNode, args, threads=1)
 
 
 if __name__ == "__main__":

@@ -10,13 +10,17 @@ from collections.abc import Callable
 from types import FrameType
 
 import rclpy
-from rclpy.executors import MultiThreadedExecutor
+from rclpy.executors import Executor, MultiThreadedExecutor, SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 
 
 def run_node(make: Callable[[], Node], args: list[str] | None, threads: int) -> int:
     """Spin a node until SIGINT or SIGTERM, then `stop()` it while it can still publish.
+
+    Prefer one thread. rclpy's executor with several spins while a callback of a mutually exclusive
+    group runs and another one of it is ready, and every thread of the process waits for the
+    interpreter's lock meanwhile: ticks took ten times as long.
 
     rclpy's own handlers would shut the context down first, and a last hold could not be sent.
 
@@ -32,7 +36,9 @@ def run_node(make: Callable[[], Node], args: list[str] | None, threads: int) -> 
         signal.signal(number, end)
     rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
     node = make()
-    executor = MultiThreadedExecutor(num_threads=threads)
+    executor: Executor = SingleThreadedExecutor()
+    if threads > 1:
+        executor = MultiThreadedExecutor(num_threads=threads)
     executor.add_node(node)
     try:
         while not ending.is_set():

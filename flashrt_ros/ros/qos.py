@@ -11,8 +11,9 @@ SENSOR = qos_profile_sensor_data
 LOCKSTEP_INPUT = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE)
 """Inputs where the sender waits for an answer to each: none may be lost."""
 
-COMMAND = QoSProfile(depth=1, reliability=ReliabilityPolicy.RELIABLE)
-"""Commands: the newest one must arrive, an older one is of no use."""
+COMMAND = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE)
+"""Commands: a controller reads with depth 1 and takes the newest. The sender keeps a few, or one
+that follows at once would overwrite another that a recorder has not got yet."""
 
 STREAM = QoSProfile(depth=100, reliability=ReliabilityPolicy.RELIABLE)
 """Chunks and boundaries: a recorder wants every one."""

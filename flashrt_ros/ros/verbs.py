@@ -49,7 +49,7 @@ class Outcome:
 
 
 class VerbRunner:
-    """Runs verbs for service callbacks, which may wait: their callback group is reentrant.
+    """Runs verbs for service callbacks, which wait for the replay thread.
 
     Args:
         node: for its logger.
