@@ -61,15 +61,10 @@ class CapsuleMeta:
     tags: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class CapsuleInfo:
-    """A capsule without its tensors, as listed. `own_bytes` are held by no other capsule."""
+class _Described:
+    """What a capsule and its listing both answer from their metadata."""
 
     meta: CapsuleMeta
-    tier: Tier
-    pinned: bool
-    own_bytes: int
-    shared_bytes: int
 
     @property
     def id(self) -> str:
@@ -80,20 +75,31 @@ class CapsuleInfo:
         return self.meta.name
 
     @property
-    def parent(self) -> str:
-        return self.meta.parent
-
-    @property
-    def session(self) -> str:
-        return self.meta.session
-
-    @property
     def boundary(self) -> int:
         return self.meta.record.number
 
     @property
     def step(self) -> int:
         return self.meta.record.step
+
+
+@dataclass(frozen=True)
+class CapsuleInfo(_Described):
+    """A capsule without its tensors, as listed. `own_bytes` are held by no other capsule."""
+
+    meta: CapsuleMeta
+    tier: Tier
+    pinned: bool
+    own_bytes: int
+    shared_bytes: int
+
+    @property
+    def parent(self) -> str:
+        return self.meta.parent
+
+    @property
+    def session(self) -> str:
+        return self.meta.session
 
     @property
     def stamp_ns(self) -> int:
@@ -137,7 +143,7 @@ class FixedImage:
 
 
 @dataclass(eq=False)
-class Capsule:
+class Capsule(_Described):
     """A stored capsule: what it is, and where its bytes are. The store alone changes the latter.
 
     On tier DISK `fixed` is None and `rows` are held by nobody: rows that others kept in memory
@@ -151,22 +157,6 @@ class Capsule:
     rows: tuple[RowsRef | None, ...] = ()  # one for each row group
     stored: StoredCapsule | None = None  # the file, when there is one
     last_used: int = 0
-
-    @property
-    def id(self) -> str:
-        return self.meta.id
-
-    @property
-    def name(self) -> str:
-        return self.meta.name
-
-    @property
-    def boundary(self) -> int:
-        return self.meta.record.number
-
-    @property
-    def step(self) -> int:
-        return self.meta.record.step
 
 
 def new_id() -> str:
