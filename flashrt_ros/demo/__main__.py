@@ -117,6 +117,8 @@ def main(argv: list[str] | None = None) -> int:
             recorder = None if options.no_bag else BagRecorder(node, bag_path(out), topics())
             try:
                 trials = run_trials(node, options, processes, recorder)
+                if recorder is not None:
+                    recorder.drain()
             except Exception:
                 for name in (SIM, POLICY):
                     print(f"--- end of {name}.log\n{processes.log_tail(name)}", file=sys.stderr)

@@ -100,6 +100,19 @@ class BagRecorder:
             time.sleep(0.05)
         time.sleep(0.5)  # a publisher learns of its readers a little after the graph shows it
 
+    def drain(self, quiet: float = 0.5, timeout: float = 5.0) -> None:
+        """Wait until nothing has come for `quiet` s: what was sent last is still on its way.
+
+        Messages that go on coming end the wait after `timeout` s.
+        """
+        began = changed = time.monotonic()
+        count = -1
+        while (now := time.monotonic()) - changed < quiet and now - began < timeout:
+            with self._lock:
+                if (seen := self.counts.total()) != count:
+                    count, changed = seen, now
+            time.sleep(0.02)
+
     def close(self) -> None:
         """Stop recording and write the index. Idempotent."""
         for subscription in self._subscriptions:
