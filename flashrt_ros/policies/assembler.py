@@ -9,9 +9,7 @@ from enum import Enum
 
 import numpy as np
 
-from flashrt_ros.policies.observation import Observation
-
-JOINTS = "joint_states"
+from flashrt_ros.policies.observation import JOINTS, Observation
 
 
 class Pairing(Enum):

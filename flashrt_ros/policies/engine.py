@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -70,7 +70,7 @@ class PolicyEngine:
         self._seen: np.ndarray | None = None
         self._not_before_ns = 0
         self._last_observation: Observation | None = None
-        self._stamps: Mapping[str, int] = {}
+        self._read: Observation | None = None
         self._untold: Event | None = None
         self._events = 0
         self._ticks = 0
@@ -284,7 +284,7 @@ class PolicyEngine:
             return
         inference_s = time.perf_counter() - started
         self._seen = observation.positions
-        self._stamps = observation.stamps
+        self._read = observation
         inputs = observation.digest() + self._instruction.encode()
         self.session.commit(stamp_ns=observation.stamp_ns, inputs=inputs)
         self._ticks += 1
@@ -417,15 +417,15 @@ class PolicyEngine:
         if kind in ("RESTORE", "ROLLBACK", "RESET"):
             self._untold = event
         elif kind != "EPOCH":  # that one is told by the verb that raised it
-            stamps = self._stamps if kind == "COMMIT" else None
-            self._tell(kind, Motion.UNCHANGED, source=event, stamps=stamps)
+            read = self._read if kind == "COMMIT" else None
+            self._tell(kind, Motion.UNCHANGED, source=event, read=read)
 
     def _tell(
         self,
         kind: str,
         motion: Motion,
         source: Event | None = None,
-        stamps: Mapping[str, int] | None = None,
+        read: Observation | None = None,
     ) -> None:
         live = self.session.live
         self._events += 1
@@ -439,7 +439,8 @@ class PolicyEngine:
             instruction=self._instruction,
             motion=motion,
             inputs_digest=live.inputs_digest,
-            stamps=stamps or {},
+            stamps=read.stamps if read is not None else {},
+            digests=read.digests if read is not None else {},
             source=source,
         )
         self._listener.on_event(event)

@@ -57,6 +57,8 @@ class EngineEvent:
     motion: Motion
     inputs_digest: str = ""
     stamps: Mapping[str, int] = field(default_factory=dict)
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """Of each input that a COMMIT has read, see `Observation.digests`."""
     source: Event | None = None
     detail: Mapping[str, Any] = field(default_factory=dict)
 

@@ -154,6 +154,7 @@ def to_boundary(event: EngineEvent, session: str, seed: int, now: Time) -> Bound
         inputs_digest=event.inputs_digest,
         input_names=list(event.stamps),
         input_stamps=[to_time(stamp) for stamp in event.stamps.values()],
+        input_digests=[event.digests.get(name, "") for name in event.stamps],
         detail=json.dumps(dict(event.detail), sort_keys=True) if event.detail else "",
     )
 

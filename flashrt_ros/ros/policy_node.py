@@ -10,87 +10,27 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from diagnostic_msgs.msg import DiagnosticStatus
 from rclpy.callback_groups import ReentrantCallbackGroup
 from rclpy.clock import JumpThreshold
 from rclpy.duration import Duration
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
-from std_msgs.msg import Header
 
 from flashrt_ros.models import load_policy
-from flashrt_ros.models.policy import PolicyModel
-from flashrt_ros.msg import RuntimeStatus
-from flashrt_ros.policies import EngineOptions, Motion, PolicyEngine
-from flashrt_ros.ros import qos
-from flashrt_ros.ros.capsule_services import CapsuleServices, expected, motion_of
-from flashrt_ros.ros.diagnostics import DiagnosticsPublisher
-from flashrt_ros.ros.parameters import Parameter, read
-from flashrt_ros.ros.policy_io import PolicyInputs, PolicyOutputs
+from flashrt_ros.policies import EngineOptions, PolicyEngine
+from flashrt_ros.ros.capsule_services import CapsuleServices
+from flashrt_ros.ros.parameters import read
+from flashrt_ros.ros.policy_inputs import PolicyInputs
+from flashrt_ros.ros.policy_outputs import PolicyOutputs
+from flashrt_ros.ros.policy_parameters import PARAMETERS
+from flashrt_ros.ros.policy_parts import Parts
+from flashrt_ros.ros.policy_services import PolicyServices
+from flashrt_ros.ros.policy_status import PolicyReporter
 from flashrt_ros.ros.process import run_node
-from flashrt_ros.ros.verbs import VerbRunner, answer
+from flashrt_ros.ros.verbs import VerbRunner
 from flashrt_ros.runtime import Arena, AutoSnapshots, Session, Store
-from flashrt_ros.srv import SetInstruction, Verb
-
-PARAMETERS = (
-    Parameter("model", "cued_reach", "Checkpoint: a directory, or the name of a shipped one."),
-    Parameter("device", "cpu", "torch device of the buffers, such as cpu or cuda:0."),
-    Parameter(
-        "backend",
-        "eager",
-        "How plans are replayed.",
-        constraints="eager, compiled or cuda_graph",
-    ),
-    Parameter("seed", 0, "Seed of the policy's noise.", 0, 2**31 - 1),
-    Parameter("threads", 0, "CPU threads of torch; 0: torch's default.", 0, 1024),
-    Parameter("instruction", "wait", "Instruction before anyone gave one."),
-    Parameter(
-        "lockstep",
-        False,
-        "The world waits for an answer to each observation (a simulator in lockstep).",
-    ),
-    Parameter(
-        "max_skew", 0.1, "Largest difference of the stamps in one observation, s.", 0.0, 10.0
-    ),
-    Parameter(
-        "observation_timeout",
-        0.5,
-        "Hold when no complete observation came for this long, s; 0: never.",
-        0.0,
-        60.0,
-    ),
-    Parameter(
-        "continue_tolerance",
-        0.05,
-        "CONTINUE is allowed while each joint is this near to where the capsule saw it, rad or m.",
-        0.0,
-        3.2,
-    ),
-    Parameter("hold_duration", 0.1, "Time to the one point of a hold, s.", 0.001, 10.0),
-    Parameter("verb_timeout", 5.0, "Longest wait of a service for the replay thread, s.", 0.1, 600),
-    Parameter(
-        "capsule_directory",
-        "",
-        "Directory of capsules on disk (made if need be); empty: capsules live in memory only.",
-    ),
-    Parameter("boundary_snapshots", 64, "Automatic snapshots kept for rollback.", 0, 100_000),
-    Parameter("boundary_budget_mb", 256.0, "Bytes they may take, MB (10^6).", 0.0, 1e6),
-)
-
-
-@dataclass
-class Parts:
-    """What configure makes and teardown frees, in the order in which it is made."""
-
-    model: PolicyModel | None = None
-    session: Session | None = None
-    engine: PolicyEngine | None = None
-    outputs: PolicyOutputs | None = None
-    inputs: PolicyInputs | None = None
-    capsules: CapsuleServices | None = None
 
 
 class PolicyNode(LifecycleNode):
@@ -101,10 +41,8 @@ class PolicyNode(LifecycleNode):
         for parameter in PARAMETERS:
             parameter.declare(self)
         self._parts = Parts()
-        self._verb_services: list[Any] = []
         self._verb_group = ReentrantCallbackGroup()
-        self._status = self.create_publisher(RuntimeStatus, "~/status", qos.LATCHED)
-        self._diagnostics: DiagnosticsPublisher | None = None
+        self._reporter = PolicyReporter(self)
         self._timer = self.create_timer(1.0, self._publish_periodically)
         self._last_error = ""
         self._jump = self.get_clock().create_jump_callback(
@@ -224,25 +162,15 @@ class PolicyNode(LifecycleNode):
         parts.inputs = PolicyInputs(
             self, parts.engine, spec, lockstep=lockstep, max_skew=read(self, "max_skew")
         )
-        self._runner = VerbRunner(self, parts.engine, read(self, "verb_timeout"))
-        parts.capsules = CapsuleServices(self, parts.engine, self._runner, self._verb_group)
-        self._verb_services = [
-            self.create_service(kind, name, callback, callback_group=self._verb_group)
-            for kind, name, callback in (
-                (Verb, "~/interrupt", self._on_interrupt),
-                (Verb, "~/resume", self._on_resume),
-                (SetInstruction, "~/set_instruction", self._on_set_instruction),
-            )
-        ]
-        self._diagnostics = DiagnosticsPublisher(self, parts.model.name)
+        runner = VerbRunner(self, parts.engine, read(self, "verb_timeout"))
+        parts.capsules = CapsuleServices(self, parts.engine, runner, self._verb_group)
+        parts.services = PolicyServices(self, parts.engine, runner, self._verb_group)
+        self._reporter.open_diagnostics(parts.model.name)
 
     def _teardown(self) -> None:
         """Free whatever exists, newest first; tolerates a half-built state."""
         parts, self._parts = self._parts, Parts()
-        for service in self._verb_services:
-            self.destroy_service(service)
-        self._verb_services = []
-        for part in (parts.capsules, parts.inputs):
+        for part in (parts.services, parts.capsules, parts.inputs):
             if part is not None:
                 part.destroy()
         if parts.engine is not None:
@@ -253,56 +181,10 @@ class PolicyNode(LifecycleNode):
             parts.session.store.close()
         if parts.outputs is not None:
             parts.outputs.destroy()
-        if self._diagnostics is not None:
-            self._diagnostics.destroy()
-            self._diagnostics = None
+        self._reporter.close_diagnostics()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         self._publish_status()
-
-    # -- services --------------------------------------------------------------------------
-
-    def _on_interrupt(self, request: Verb.Request, response: Verb.Response) -> Any:
-        engine = self._parts.engine
-
-        def verb(session: Session) -> tuple[None, Motion]:
-            assert engine is not None
-            return None, engine.interrupt(
-                expected_boundary=expected(request.expected_boundary),
-                expected_epoch=expected(request.expected_epoch),
-            )
-
-        outcome = self._runner.run("interrupt", verb)
-        return answer(response, outcome, "holding")
-
-    def _on_resume(self, request: Verb.Request, response: Verb.Response) -> Any:
-        engine = self._parts.engine
-
-        def verb(session: Session) -> tuple[None, Motion]:
-            assert engine is not None
-            return None, engine.resume(
-                motion_of(request.motion),
-                expected_boundary=expected(request.expected_boundary),
-                expected_epoch=expected(request.expected_epoch),
-            )
-
-        outcome = self._runner.run("resume", verb)
-        return answer(response, outcome, f"resumed, motion {Motion(outcome.result.motion).name}")
-
-    def _on_set_instruction(
-        self, request: SetInstruction.Request, response: SetInstruction.Response
-    ) -> Any:
-        engine = self._parts.engine
-
-        def verb(session: Session) -> tuple[None, Motion]:
-            assert engine is not None
-            engine.set_instruction(
-                request.instruction, expected_boundary=expected(request.expected_boundary)
-            )
-            return None, Motion.UNCHANGED
-
-        outcome = self._runner.run("set_instruction", verb)
-        return answer(response, outcome, f"instruction is '{request.instruction}'")
 
     # -- status ----------------------------------------------------------------------------
 
@@ -314,65 +196,11 @@ class PolicyNode(LifecycleNode):
             parts.engine.clock_jumped()
 
     def _publish_status(self) -> None:
-        now = self.get_clock().now().to_msg()
-        message = RuntimeStatus(header=Header(stamp=now), last_error=self._last_error)
-        parts = self._parts
-        if parts.engine is not None and parts.model is not None and parts.session is not None:
-            status = parts.engine.status
-            capsules = parts.session.capsules()
-            message.state = status.state.value
-            message.reason = status.reason
-            message.model = parts.model.name
-            message.fingerprint = parts.session.fingerprint.digest()
-            message.session = parts.session.id
-            message.seed = parts.session.seed
-            message.boundary = status.boundary
-            message.step = status.step
-            message.epoch = status.epoch
-            message.sequence = status.sequence
-            message.instruction = status.instruction
-            message.capsules = len(capsules)
-            message.capsule_bytes = sum(info.own_bytes for info in capsules)
-            message.last_error = status.last_error or self._last_error
-        self._status.publish(message)
+        self._reporter.publish_status(self._parts, self._last_error)
 
     def _publish_periodically(self) -> None:
         self._publish_status()
-        parts = self._parts
-        if parts.engine is None or parts.inputs is None or parts.outputs is None:
-            return
-        if self._diagnostics is None:
-            return
-        median, worst = parts.outputs.latency()
-        capsules = parts.engine.session.capsules()
-        engine = self._diagnostics.engine(
-            parts.engine.status,
-            {
-                "inference p50 ms": f"{median * 1e3:.2f}",
-                "inference p99 ms": f"{worst * 1e3:.2f}",
-                "capsules": len(capsules),
-                "capsule bytes": sum(info.own_bytes for info in capsules),
-            },
-        )
-        self._diagnostics.publish(engine, self._inputs_diagnostics(parts.inputs))
-
-    def _inputs_diagnostics(self, inputs: PolicyInputs) -> DiagnosticStatus:
-        assert self._diagnostics is not None
-        now_ns = self.get_clock().now().nanoseconds
-        values: dict[str, object] = {
-            f"{name} age s": f"{(now_ns - stamp_ns) * 1e-9:.3f}"
-            for name, stamp_ns in inputs.assembler.newest_ns().items()
-        }
-        values |= {f"{name} received": count for name, count in inputs.received.items()}
-        values |= {f"{name} refused": count for name, count in inputs.errors.items()}
-        values["out of order or duplicate"] = inputs.assembler.dropped
-        values["last refusal"] = inputs.last_error
-        missing = inputs.assembler.missing()
-        if missing:
-            message = f"nothing yet from {', '.join(missing)}"
-            return self._diagnostics.status("inputs", DiagnosticStatus.WARN, message, values)
-        level = DiagnosticStatus.WARN if inputs.errors else DiagnosticStatus.OK
-        return self._diagnostics.status("inputs", level, inputs.last_error or "complete", values)
+        self._reporter.publish_diagnostics(self._parts)
 
 
 def main(args: list[str] | None = None) -> int:

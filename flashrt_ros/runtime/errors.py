@@ -30,6 +30,8 @@ class Code(IntEnum):
     DEADLINE_EXCEEDED = 15
     UNKNOWN_INSTRUCTION = 16
     BUSY = 17
+    EMERGENCY_STOP = 18
+    PREEMPTED = 19
     INTERNAL = 99
 
 
@@ -147,6 +149,18 @@ class Busy(RuntimeFault):
     """Too many requests wait already."""
 
     code = Code.BUSY
+
+
+class EmergencyStop(RuntimeFault):
+    """The emergency stop is pressed: nothing may move."""
+
+    code = Code.EMERGENCY_STOP
+
+
+class Preempted(RuntimeFault):
+    """A later request took over."""
+
+    code = Code.PREEMPTED
 
 
 class InternalFault(RuntimeFault):

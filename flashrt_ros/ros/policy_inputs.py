@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The topics of a policy node: what it listens to, and what it publishes."""
+"""What a policy node listens to: images, joint states, the instruction."""
 
 from __future__ import annotations
 
-import statistics
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
@@ -12,86 +11,18 @@ from rclpy.lifecycle import LifecycleNode
 from rclpy.qos_overriding_options import QoSOverridingOptions
 from sensor_msgs.msg import Image, JointState
 from std_msgs.msg import String
-from trajectory_msgs.msg import JointTrajectory
 
 from flashrt_ros.models.policy import PolicySpec
-from flashrt_ros.msg import ActionChunk, Boundary
 from flashrt_ros.policies import (
-    ChunkOutput,
-    CommandOutput,
     Ends,
-    EngineEvent,
     Observation,
     ObservationAssembler,
     Pairing,
     PolicyEngine,
 )
 from flashrt_ros.ros import conversions, images, qos
-from flashrt_ros.runtime import Session
 
 _OVERRIDABLE = QoSOverridingOptions.with_default_policies()
-
-
-class PolicyOutputs:
-    """Publishes what the engine tells; its methods run on the replay thread.
-
-    Args:
-        node: a lifecycle node; chunks and commands leave it only while it is active.
-        joint_names: the policy's joints, in the order of its actions.
-        session: the engine's; boundary events carry its id and seed.
-        on_status: called when the status changed.
-    """
-
-    def __init__(
-        self,
-        node: LifecycleNode,
-        joint_names: tuple[str, ...],
-        session: Session,
-        on_status: Callable[[], None],
-    ) -> None:
-        self._node = node
-        self._joint_names = joint_names
-        self._session = session
-        self._on_status = on_status
-        self._durations: deque[float] = deque(maxlen=512)
-        self._chunks = node.create_lifecycle_publisher(ActionChunk, "~/action_chunk", qos.STREAM)
-        self._commands = node.create_lifecycle_publisher(
-            JointTrajectory, "joint_trajectory", qos.COMMAND
-        )
-        self._boundaries = node.create_publisher(Boundary, "~/boundary", qos.STREAM)
-
-    def destroy(self) -> None:
-        """Remove the publishers from the node."""
-        self._node.destroy_lifecycle_publisher(self._chunks)
-        self._node.destroy_lifecycle_publisher(self._commands)
-        self._node.destroy_publisher(self._boundaries)
-
-    def latency(self) -> tuple[float, float]:
-        """Median and 99th percentile of the last replays, s; zeros before the first."""
-        durations = sorted(self._durations)
-        if not durations:
-            return 0.0, 0.0
-        return statistics.median(durations), durations[int(0.99 * (len(durations) - 1))]
-
-    def on_chunk(self, chunk: ChunkOutput) -> None:
-        """Publish a chunk for recorders and for controllers that take one."""
-        self._durations.append(chunk.inference_s)
-        self._chunks.publish(conversions.to_action_chunk(chunk, self._joint_names))
-
-    def on_command(self, command: CommandOutput) -> None:
-        """Publish a command for joint_trajectory_controller."""
-        self._commands.publish(conversions.to_joint_trajectory(command, self._joint_names))
-
-    def on_event(self, event: EngineEvent) -> None:
-        """Publish a boundary or an applied verb."""
-        now = self._node.get_clock().now().to_msg()
-        self._boundaries.publish(
-            conversions.to_boundary(event, self._session.id, self._session.seed, now)
-        )
-
-    def on_status(self) -> None:
-        """Publish the latched status."""
-        self._on_status()
 
 
 class PolicyInputs:

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of a configured policy node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flashrt_ros.models.policy import PolicyModel
+from flashrt_ros.policies import PolicyEngine
+from flashrt_ros.ros.capsule_services import CapsuleServices
+from flashrt_ros.ros.policy_inputs import PolicyInputs
+from flashrt_ros.ros.policy_outputs import PolicyOutputs
+from flashrt_ros.ros.policy_services import PolicyServices
+from flashrt_ros.runtime import Session
+
+
+@dataclass
+class Parts:
+    """What configure makes and teardown frees, in the order in which it is made."""
+
+    model: PolicyModel | None = None
+    session: Session | None = None
+    engine: PolicyEngine | None = None
+    outputs: PolicyOutputs | None = None
+    inputs: PolicyInputs | None = None
+    capsules: CapsuleServices | None = None
+    services: PolicyServices | None = None
