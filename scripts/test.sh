@@ -4,6 +4,8 @@
 #   bash scripts/test.sh [pytest arguments]
 #
 # Set-up, style, types, layers, tests. With arguments: set-up, then pytest with them alone.
+# FLASHRT_TEST_WORKERS: test processes (default 2), each in a ROS domain of its own; a file's tests
+# stay in one.
 
 set -euo pipefail
 
@@ -29,6 +31,9 @@ if [ "$#" -eq 0 ]; then
     step format ruff format --check .
     step types mypy
     step layers lint-imports
+fi
+if [ "$#" -eq 0 ]; then
+    set -- -n "${FLASHRT_TEST_WORKERS:-2}" --dist loadfile
 fi
 step tests python -m pytest "$@"
 
