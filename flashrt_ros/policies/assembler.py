@@ -54,7 +54,7 @@ class ObservationAssembler:
         self._awaited = frozenset(self._cameras)
         if pairing is Pairing.EXACT or not self._cameras:
             self._awaited |= {JOINTS}
-        self._max_skew_ns = round(max_skew_s * 1e9)
+        self.max_skew_s = max_skew_s
         self._repeat = repeat
         self._lock = threading.Lock()
         self._images: dict[str, tuple[int, np.ndarray]] = {}
@@ -133,7 +133,7 @@ class ObservationAssembler:
         stamps[JOINTS] = self._positions[0]
         anchor_ns = min((stamps[name] for name in self._cameras), default=self._positions[0])
         skew_ns = max(stamps.values()) - min(stamps.values())
-        if skew_ns > (0 if self._pairing is Pairing.EXACT else self._max_skew_ns):
+        if skew_ns > (0 if self._pairing is Pairing.EXACT else round(self.max_skew_s * 1e9)):
             return None
         self._fresh.clear()
         images = {name: image for name, (_, image) in self._images.items()}

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -167,6 +168,11 @@ class PolicyEngine:
 
     # -- verbs, replay thread: pass these to `submit` --------------------------------------
 
+    def adjust(self, **changes: Any) -> None:
+        """Other values of `EngineOptions`, by name, from the next tick on."""
+        self.options = replace(self.options, **changes)
+        self._pilot.hold_duration = self.options.hold_duration
+
     def restore(self, ref: str, motion: Motion, **checks: Any) -> tuple[RestoreReport, Motion]:
         """Make a capsule's state live, then do what `motion` says.
 
@@ -268,7 +274,9 @@ class PolicyEngine:
         started = time.perf_counter()
         try:
             self.model.write_observation(observation.images, observation.positions)
+            replaying = time.perf_counter()
             self.model.tick()
+            replay_s = time.perf_counter() - replaying
             chunk = self.model.chunk()
             trajectory = Trajectory(
                 observation.stamp_ns,
@@ -289,7 +297,9 @@ class PolicyEngine:
         self.session.commit(stamp_ns=observation.stamp_ns, inputs=inputs)
         self._ticks += 1
         command = self._pilot.move(self.session, trajectory)
-        chunk_output = ChunkOutput(command, self._instruction, observation.stamps, inference_s)
+        chunk_output = ChunkOutput(
+            command, self._instruction, observation.stamps, inference_s, replay_s
+        )
         self._listener.on_chunk(chunk_output)
 
     def _move_state(

@@ -38,6 +38,8 @@ class ChunkOutput:
     instruction: str
     stamps: Mapping[str, int]
     inference_s: float
+    replay_s: float = 0.0
+    """The part of `inference_s` that the plan's replay took."""
 
 
 @dataclass(frozen=True)

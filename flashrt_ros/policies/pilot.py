@@ -28,7 +28,7 @@ class Pilot:
         self, listener: EngineListener, hold_duration: float, ledger_length: int = 1024
     ) -> None:
         self._listener = listener
-        self._hold_duration = hold_duration
+        self.hold_duration = hold_duration
         self._trajectory: Trajectory | None = None
         self._held: np.ndarray | None = None
         self.ledger: deque[CommandOutput] = deque(maxlen=ledger_length)
@@ -60,7 +60,7 @@ class Pilot:
                 self._held = self.measured.copy()
             else:
                 return None
-        staying = hold(self._held, start_ns, self._hold_duration)
+        staying = hold(self._held, start_ns, self.hold_duration)
         return self._send(session, staying, is_hold=True, immediate=immediate)
 
     def repeat(self) -> None:

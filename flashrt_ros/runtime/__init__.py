@@ -15,7 +15,7 @@ from .plans import Backend, Plan, ShapeKey, bucket_for
 from .session import Session
 from .store import Store
 from .thinning import AutoSnapshots
-from .tiers import Budgets
+from .tiers import Budgets, StoreTotals
 
 __all__ = [
     "Arena",
@@ -43,6 +43,7 @@ __all__ = [
     "ShapeKey",
     "StateItem",
     "Store",
+    "StoreTotals",
     "Tier",
     "bucket_for",
     "device_family",

@@ -103,6 +103,18 @@ class Session:
         self._state.register(item)
         self.mark_first()
 
+    def keep_automatically(self, auto: AutoSnapshots) -> None:
+        """Another rule for the automatic snapshots, from the next boundary on.
+
+        Raises InvalidArgument for a session that was made without any.
+        """
+        with self._verb("keep_automatically"):
+            if self._keeper is None:
+                raise errors.InvalidArgument(
+                    f"session {self.id} takes no automatic snapshots; make one with AutoSnapshots"
+                )
+            self._keeper.auto = auto
+
     def mark_first(self) -> CapsuleInfo:
         """Freeze the live state as what `reset` goes back to, in place of the older one."""
         with self._verb("mark_first"):

@@ -27,7 +27,7 @@ from .eviction import Evictor
 from .layout import Geometry
 from .mover import Mover
 from .rows import RowsRef, Span, alive, extended, hold, own_rows, release, stop_of, truncated
-from .tiers import Budgets, Counters, Memory, TierStatistics
+from .tiers import Budgets, Counters, Memory, StoreTotals, TierStatistics
 
 Rows = tuple["RowsRef | None", ...]
 
@@ -67,6 +67,7 @@ class Store:
         self.directory = None if directory is None else CapsuleDirectory(directory)
         self.refused: list[BadFile] = []  # files in the directory that are no whole capsules
         self.geometry: Geometry | None = None
+        self._disk_bytes = 0  # of every file that a capsule here has
         self._mover = Mover("flashrt-mover")
         self._evictor = Evictor(self, self._mover)
         self._moving = threading.Lock()  # one move at a time
@@ -75,6 +76,7 @@ class Store:
             entries, self.refused = self.directory.entries()
             for stored in entries:
                 self.catalog.add(Capsule(stored.meta, Tier.DISK, stored=stored))
+                self._disk_bytes += stored.header.nbytes
 
     def adopt(self, geometry: Geometry) -> None:
         """Learn how the bytes of this store's sessions lie. Raises InvalidArgument for a second."""
@@ -244,6 +246,7 @@ class Store:
             self.catalog.remove(capsule)
             freed = self._release(capsule)
             stored, capsule.stored = capsule.stored, None
+            self._disk_bytes -= stored.header.nbytes if stored is not None else 0
         if stored is not None and self.directory is not None:
             directory = self.directory
             if background:
@@ -282,13 +285,14 @@ class Store:
             budget = self.budgets.disk
             if budget is not None:
                 with self.lock:
-                    excess = self._disk_bytes() + fixed.numel() - budget
+                    excess = self._disk_bytes + fixed.numel() - budget
                     if excess > 0:
                         self._evictor.shed(Tier.DISK, excess)
             stored = self.directory.write(capsule.meta, self.geometry, fixed, planes)
         with self.lock:
             if capsule in self.catalog:
                 capsule.stored = stored
+                self._disk_bytes += stored.header.nbytes
                 return
         self.directory.remove(capsule.id)  # dropped while it was written
         raise UnknownCapsule(f"capsule {capsule.id} was dropped")
@@ -305,6 +309,11 @@ class Store:
         """Capsules of a session that were dropped to make room since the last call."""
         return self._evictor.take(session)
 
+    def totals(self) -> StoreTotals:
+        """How many capsules and bytes there are; kept all along, so that asking costs nothing."""
+        device, host = (self.memory.pools[tier].used_bytes for tier in (Tier.DEVICE, Tier.HOST))
+        return StoreTotals(len(self.catalog), device, host, self._disk_bytes)
+
     def statistics(self) -> tuple[TierStatistics, ...]:
         """What each tier holds."""
         with self.lock:
@@ -312,7 +321,7 @@ class Store:
             for tier in Tier:
                 used = free = 0
                 if tier is Tier.DISK:
-                    used = self._disk_bytes()
+                    used = self._disk_bytes
                 else:
                     used = self.memory.pools[tier].used_bytes
                     free = self.memory.pools[tier].free_bytes
@@ -327,9 +336,6 @@ class Store:
         if self.device.type == "cpu":
             for nbytes in sizes:
                 self._mover.submit(partial(self.memory.pools[Tier.DEVICE].stock, nbytes))
-
-    def _disk_bytes(self) -> int:
-        return sum(c.stored.header.nbytes for c in self.catalog if c.stored is not None)
 
     def _release(self, capsule: Capsule) -> int:
         freed = 0

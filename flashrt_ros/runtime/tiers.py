@@ -53,6 +53,20 @@ class TierStatistics:
     budget: int | None
 
 
+@dataclass(frozen=True)
+class StoreTotals:
+    """Capsules of a store, and the bytes in use on each tier; a shared part counts once."""
+
+    capsules: int
+    device_bytes: int
+    host_bytes: int
+    disk_bytes: int
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.device_bytes + self.host_bytes
+
+
 @dataclass
 class Counters:
     """What a store did since it was made."""
