@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from builtin_interfaces.msg import Duration, Time
@@ -15,6 +16,7 @@ from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 from flashrt_ros.msg import ActionChunk, Boundary
 from flashrt_ros.msg import CapsuleInfo as CapsuleInfoMsg
 from flashrt_ros.policies import ChunkOutput, CommandOutput, EngineEvent, Trajectory
+from flashrt_ros.ros.boundary_seal import capsule_detail, seal
 from flashrt_ros.runtime import CapsuleInfo
 
 _EVENTS = {
@@ -133,11 +135,19 @@ def to_action_chunk(chunk: ChunkOutput, names: Sequence[str]) -> ActionChunk:
     )
 
 
-def to_boundary(event: EngineEvent, session: str, seed: int, now: Time) -> Boundary:
-    """A committed boundary or an applied verb."""
+def to_boundary(
+    event: EngineEvent,
+    session: str,
+    seed: int,
+    now: Time,
+    state_digest: str = "",
+    detail: Mapping[str, Any] | None = None,
+) -> Boundary:
+    """A committed boundary or an applied verb. `detail` is added to the event's."""
     source = event.source
     capsule = source.capsule if source is not None else None
-    return Boundary(
+    said = {**event.detail, **capsule_detail(source), **(detail or {})}
+    message = Boundary(
         header=Header(stamp=now),
         event=_EVENTS[event.kind],
         event_index=event.index,
@@ -155,8 +165,10 @@ def to_boundary(event: EngineEvent, session: str, seed: int, now: Time) -> Bound
         input_names=list(event.stamps),
         input_stamps=[to_time(stamp) for stamp in event.stamps.values()],
         input_digests=[event.digests.get(name, "") for name in event.stamps],
-        detail=json.dumps(dict(event.detail), sort_keys=True) if event.detail else "",
+        state_digest=state_digest,
+        detail=json.dumps(said, sort_keys=True) if said else "",
     )
+    return seal(message)
 
 
 def to_capsule_info(info: CapsuleInfo) -> CapsuleInfoMsg:

@@ -29,6 +29,7 @@ from flashrt_ros.ros.policy_parts import Parts
 from flashrt_ros.ros.policy_services import PolicyServices
 from flashrt_ros.ros.policy_status import PolicyReporter
 from flashrt_ros.ros.process import run_node
+from flashrt_ros.ros.run_info import RunInfoPublisher, default_sources
 from flashrt_ros.ros.verbs import VerbRunner
 from flashrt_ros.runtime import Arena, AutoSnapshots, Session, Store
 
@@ -165,12 +166,15 @@ class PolicyNode(LifecycleNode):
         runner = VerbRunner(self, parts.engine, read(self, "verb_timeout"))
         parts.capsules = CapsuleServices(self, parts.engine, runner, self._verb_group)
         parts.services = PolicyServices(self, parts.engine, runner, self._verb_group)
+        parts.run_info = RunInfoPublisher(
+            self, parts.engine, read(self, "model"), default_sources(self, spec)
+        )
         self._reporter.open_diagnostics(parts.model.name)
 
     def _teardown(self) -> None:
         """Free whatever exists, newest first; tolerates a half-built state."""
         parts, self._parts = self._parts, Parts()
-        for part in (parts.services, parts.capsules, parts.inputs):
+        for part in (parts.run_info, parts.services, parts.capsules, parts.inputs):
             if part is not None:
                 part.destroy()
         if parts.engine is not None:

@@ -13,6 +13,8 @@ from trajectory_msgs.msg import JointTrajectory
 from flashrt_ros.msg import ActionChunk, Boundary
 from flashrt_ros.policies import ChunkOutput, CommandOutput, EngineEvent
 from flashrt_ros.ros import conversions, qos
+from flashrt_ros.ros.boundary_seal import state_detail
+from flashrt_ros.ros.parameters import read
 from flashrt_ros.runtime import Session
 
 
@@ -37,6 +39,7 @@ class PolicyOutputs:
         self._joint_names = joint_names
         self._session = session
         self._on_status = on_status
+        self._state_digest_every: int = read(node, "state_digest_every")
         self._durations: deque[float] = deque(maxlen=512)
         self._chunks = node.create_lifecycle_publisher(ActionChunk, "~/action_chunk", qos.STREAM)
         self._commands = node.create_lifecycle_publisher(
@@ -69,8 +72,10 @@ class PolicyOutputs:
     def on_event(self, event: EngineEvent) -> None:
         """Publish a boundary or an applied verb."""
         now = self._node.get_clock().now().to_msg()
+        session = self._session
+        digest, detail = state_detail(event.kind, event.step, session, self._state_digest_every)
         self._boundaries.publish(
-            conversions.to_boundary(event, self._session.id, self._session.seed, now)
+            conversions.to_boundary(event, session.id, session.seed, now, digest, detail)
         )
 
     def on_status(self) -> None:

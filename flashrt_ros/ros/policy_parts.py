@@ -11,6 +11,7 @@ from flashrt_ros.ros.capsule_services import CapsuleServices
 from flashrt_ros.ros.policy_inputs import PolicyInputs
 from flashrt_ros.ros.policy_outputs import PolicyOutputs
 from flashrt_ros.ros.policy_services import PolicyServices
+from flashrt_ros.ros.run_info import RunInfoPublisher
 from flashrt_ros.runtime import Session
 
 
@@ -25,3 +26,4 @@ class Parts:
     inputs: PolicyInputs | None = None
     capsules: CapsuleServices | None = None
     services: PolicyServices | None = None
+    run_info: RunInfoPublisher | None = None
