@@ -19,9 +19,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from flashrt_ros.models.policy import PolicyModel
+from flashrt_ros.policies.guard import CommandGuard
 from flashrt_ros.policies.motion import Motion
 from flashrt_ros.policies.observation import Observation
-from flashrt_ros.policies.output import ChunkOutput, EngineEvent, EngineListener
+from flashrt_ros.policies.output import ChunkOutput, CommandOutput, EngineEvent, EngineListener
 from flashrt_ros.policies.pilot import Pilot
 from flashrt_ros.policies.status import Ends, EngineOptions, EngineState, EngineStatus, Halt
 from flashrt_ros.policies.trajectory import Trajectory
@@ -42,6 +43,7 @@ class PolicyEngine:
         listener: told of chunks, commands and events, on the replay thread.
         clock: the time that observations are stamped in, ns.
         options: see `EngineOptions`.
+        guard: every command passes it on its way out; None: all may.
 
     Raises:
         ValueError: the policy doesn't know the words of `options.instruction`.
@@ -55,13 +57,20 @@ class PolicyEngine:
         *,
         clock: Callable[[], int] = time.time_ns,
         options: EngineOptions | None = None,
+        guard: CommandGuard | None = None,
     ) -> None:
         self.model = model
         self.session = session
         self.options = options or EngineOptions()
         self._listener = listener
         self._clock = clock
-        self._pilot = Pilot(listener, self.options.hold_duration)
+        self._pilot = Pilot(
+            listener,
+            self.options.hold_duration,
+            clock=clock,
+            guard=guard,
+            lockstep=self.options.lockstep,
+        )
         self._lock = threading.Lock()
         self._mailbox: Observation | None = None
         self._instruction = self.options.instruction
@@ -296,11 +305,20 @@ class PolicyEngine:
         inputs = observation.digest() + self._instruction.encode()
         self.session.commit(stamp_ns=observation.stamp_ns, inputs=inputs)
         self._ticks += 1
+        command = self._move(trajectory)
+        if not command.is_hold:
+            stamps = observation.stamps
+            output = ChunkOutput(command, self._instruction, stamps, inference_s, replay_s)
+            self._listener.on_chunk(output)
+
+    def _move(self, trajectory: Trajectory) -> CommandOutput:
+        """Command a trajectory; one that the guard refuses has become a hold, and why is said."""
         command = self._pilot.move(self.session, trajectory)
-        chunk_output = ChunkOutput(
-            command, self._instruction, observation.stamps, inference_s, replay_s
-        )
-        self._listener.on_chunk(chunk_output)
+        if self._pilot.refused:
+            self._faults += 1
+            self._last_error = self._pilot.refused
+            self._halt = Halt(self._pilot.refused, self._clock(), Ends.OBSERVATION)
+        return command
 
     def _move_state(
         self, motion: Motion, verb: Callable[[], RestoreReport]
@@ -328,7 +346,7 @@ class PolicyEngine:
         if not self.options.lockstep:
             # What a controller still executes belongs to the old epoch: replace it at once.
             if motion is Motion.CONTINUE:
-                self._pilot.move(self.session, self._chunk_from(now_ns))
+                self._move(self._chunk_from(now_ns))
             else:
                 self._pilot.hold(self.session, now_ns, immediate=True)
         return motion

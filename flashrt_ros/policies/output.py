@@ -28,6 +28,8 @@ class CommandOutput:
     immediate: bool = False
     """Starts when it arrives, whatever the trajectory's start says. A hold on a robot: on a busy
     machine one with a start time could arrive when it is over, and a controller refuses that."""
+    limited_points: int = 0
+    """Points that the guard changed."""
 
 
 @dataclass(frozen=True)
