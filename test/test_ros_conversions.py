@@ -60,8 +60,8 @@ def test_grey_becomes_three_equal_channels() -> None:
 
 
 def test_unknown_encoding_is_named() -> None:
-    with pytest.raises(ValueError, match="'yuv422', expected one of bgr8"):
-        images.to_rgb(picture("yuv422", RGB))
+    with pytest.raises(ValueError, match="'nv24', expected one of bayer_bggr8"):
+        images.to_rgb(picture("nv24", RGB))
 
 
 def test_step_and_length_that_do_not_fit_are_refused() -> None:

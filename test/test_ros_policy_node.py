@@ -74,7 +74,7 @@ def held(made: Rig, reason: str) -> RuntimeStatus:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"encoding": "yuv422"}, "image encoding is 'yuv422'"),
+        ({"encoding": "nv24"}, "image encoding is 'nv24'"),
         ({"height": 32, "data": bytes(32 * 192)}, "is uint8 (32, 64, 3), expected uint8"),
         ({"step": 100}, "image step is 100 bytes"),
         ({"data": bytes(7)}, "image has 7 bytes, expected 12288"),

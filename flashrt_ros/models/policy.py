@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Protocol, cast, runtime_checkable
 
 import numpy as np
 
@@ -22,7 +22,9 @@ class PolicySpec:
     cameras: name to (height, width, channels) of its uint8 rgb image; joint_names: the order of
     the state vector and of the actions; chunk_length: points in a chunk; chunk_dt: s between
     points, point i is at (i + 1) * chunk_dt after the observation; tick_period: s between ticks
-    that it was trained at.
+    that it was trained at; vectors: name to length of further inputs, float64, such as a wrench;
+    optional: the cameras and vectors without which it ticks too. Raises ValueError for a name that
+    two inputs share, or an optional one that is none.
     """
 
     cameras: Mapping[str, tuple[int, int, int]]
@@ -30,6 +32,17 @@ class PolicySpec:
     chunk_length: int
     chunk_dt: float
     tick_period: float
+    vectors: Mapping[str, int] = field(default_factory=dict)
+    optional: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        twice = sorted(self.cameras.keys() & self.vectors.keys())
+        unknown = sorted(self.optional - self.cameras.keys() - self.vectors.keys())
+        if twice or unknown:
+            raise ValueError(
+                f"policy inputs: {', '.join(twice) or 'none'} both camera and vector, "
+                f"{', '.join(unknown) or 'none'} optional but no input; expected each name once"
+            )
 
 
 @runtime_checkable
@@ -68,6 +81,10 @@ class PolicyModel(Protocol):
         """
         ...
 
+    # A policy whose spec has `vectors` takes them as a third argument of `write_observation`:
+    # Mapping[str, np.ndarray], float64 of the spec's lengths. What is optional may be absent from
+    # images and vectors; it never stands there as zeros that nobody measured. See `write_inputs`.
+
     def tick(self) -> None:
         """One replay; the step counter grows by one."""
         ...
@@ -75,3 +92,25 @@ class PolicyModel(Protocol):
     def chunk(self) -> np.ndarray:
         """The last tick's action chunk, a copy: float32 [chunk_length, joints], rad, absolute."""
         ...
+
+
+def write_inputs(
+    model: PolicyModel,
+    images: Mapping[str, np.ndarray],
+    positions: np.ndarray,
+    vectors: Mapping[str, np.ndarray],
+) -> None:
+    """`model.write_observation`, with the vectors where its spec has any. Raises as it does."""
+    if model.spec.vectors:
+        cast(_TakesVectors, model).write_observation(images, positions, vectors)
+    else:
+        model.write_observation(images, positions)
+
+
+class _TakesVectors(Protocol):
+    def write_observation(
+        self,
+        images: Mapping[str, np.ndarray],
+        positions: np.ndarray,
+        vectors: Mapping[str, np.ndarray],
+    ) -> None: ...

@@ -16,7 +16,9 @@ from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 from flashrt_ros.msg import ActionChunk, Boundary
 from flashrt_ros.msg import CapsuleInfo as CapsuleInfoMsg
 from flashrt_ros.policies import ChunkOutput, CommandOutput, EngineEvent, Trajectory
+from flashrt_ros.policies.contract import JointField
 from flashrt_ros.ros.boundary_seal import capsule_detail, seal
+from flashrt_ros.ros.decoding import joint_values
 from flashrt_ros.runtime import CapsuleInfo
 
 _EVENTS = {
@@ -57,23 +59,9 @@ def joint_positions(message: JointState, names: Sequence[str]) -> np.ndarray:
     A message may have them in any order and have other joints too.
 
     Raises:
-        ValueError: a joint is missing, the arrays differ in length, or a value is not finite.
+        ValueError: see `decoding.joint_values`.
     """
-    if len(message.position) != len(message.name):
-        raise ValueError(
-            f"joint state has {len(message.name)} names and {len(message.position)} positions"
-        )
-    index = {name: i for i, name in enumerate(message.name)}
-    missing = [name for name in names if name not in index]
-    if missing:
-        raise ValueError(
-            f"joint state lacks {', '.join(missing)}; it has {', '.join(message.name) or 'none'}"
-        )
-    positions = np.array([message.position[index[name]] for name in names], dtype=np.float64)
-    for name, value in zip(names, positions, strict=True):
-        if not np.isfinite(value):
-            raise ValueError(f"joint state has {value} for '{name}', expected a finite position")
-    return positions
+    return joint_values(message, names, {}, JointField.POSITION)
 
 
 def to_points(trajectory: Trajectory) -> list[JointTrajectoryPoint]:

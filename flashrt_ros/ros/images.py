@@ -1,47 +1,108 @@
 # SPDX-License-Identifier: Apache-2.0
 """sensor_msgs/Image to rgb arrays.
 
-cv_bridge is not used: it needs OpenCV, and its byte swap fails with NumPy 2.
+Messages are read by their fields' names, so that those of rclpy and those read from a bag both do,
+and this module needs no ROS. cv_bridge is not used: it needs OpenCV, and its byte swap fails with
+NumPy 2. Names of encodings are those of sensor_msgs/image_encodings.hpp.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
-from sensor_msgs.msg import Image
 
-# Encoding to (channels, order of red, green, blue among them). Names are those of
-# sensor_msgs/image_encodings.hpp.
-_ENCODINGS: dict[str, tuple[int, tuple[int, int, int]]] = {
-    "rgb8": (3, (0, 1, 2)),
-    "bgr8": (3, (2, 1, 0)),
-    "rgba8": (4, (0, 1, 2)),
-    "bgra8": (4, (2, 1, 0)),
-    "mono8": (1, (0, 0, 0)),
+from flashrt_ros.ros import bayer, yuv
+
+MAX_PIXELS = 1 << 24
+"""An image with more is refused: 4096 x 4096, larger than any policy's camera."""
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Interleaved channels: how many, which are red, green and blue, and bytes of each."""
+
+    channels: int
+    order: tuple[int, int, int]
+    size: int = 1
+
+
+_RGB, _BGR, _GREY = (0, 1, 2), (2, 1, 0), (0, 0, 0)
+_LAYOUTS = {
+    "rgb8": _Layout(3, _RGB),
+    "bgr8": _Layout(3, _BGR),
+    "rgba8": _Layout(4, _RGB),
+    "bgra8": _Layout(4, _BGR),
+    "mono8": _Layout(1, _GREY),
+    "rgb16": _Layout(3, _RGB, 2),
+    "bgr16": _Layout(3, _BGR, 2),
+    "rgba16": _Layout(4, _RGB, 2),
+    "bgra16": _Layout(4, _BGR, 2),
+    "mono16": _Layout(1, _GREY, 2),
 }
+ENCODINGS = tuple(sorted([*_LAYOUTS, *bayer.PATTERNS, *yuv.ORDERS]))
 
 
-def to_rgb(message: Image) -> np.ndarray:
+def to_rgb(message: Any, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """Decode an image: uint8 `[height, width, 3]`, rows without padding.
 
+    An rgb8 image without padding is not copied: the array is a view of the message's data. Samples
+    of 16 bits are scaled to 8 (65535 is 255, rounded to the nearest). Alpha is dropped.
+
     Raises:
-        ValueError: unknown encoding, or `step` and the data's length don't fit the size.
+        ValueError: unknown encoding, no pixels or too many, or `step` and the data's length don't
+            fit the size.
     """
-    if message.encoding not in _ENCODINGS:
-        known = ", ".join(sorted(_ENCODINGS))
-        raise ValueError(f"image encoding is '{message.encoding}', expected one of {known}")
-    channels, order = _ENCODINGS[message.encoding]
-    row = message.width * channels
-    if message.step < row:
+    encoding = str(message.encoding)
+    if encoding not in ENCODINGS:
+        known = ", ".join(ENCODINGS)
+        raise ValueError(f"image encoding is '{encoding}', expected one of {known}")
+    height, width = int(message.height), int(message.width)
+    check_size(height, width, max_pixels)
+    if encoding in bayer.PATTERNS:
+        return bayer.to_rgb(_rows(message, 1), encoding)
+    if encoding in yuv.ORDERS:
+        return yuv.to_rgb(_rows(message, 2), encoding)
+    layout = _LAYOUTS[encoding]
+    rows = _rows(message, layout.channels * layout.size)
+    if layout.size == 2:
+        order = ">u2" if message.is_bigendian else "<u2"
+        rows = to_8_bit(np.ascontiguousarray(rows).view(order))
+    pixels = rows.reshape(height, width, layout.channels)
+    if layout.order != _RGB:
+        pixels = pixels[:, :, layout.order]
+    return np.ascontiguousarray(pixels[:, :, :3])
+
+
+def check_size(height: int, width: int, max_pixels: int) -> None:
+    """Raise ValueError for an image without pixels, or with more than are allowed."""
+    if height < 1 or width < 1:
+        raise ValueError(f"image is {width} x {height} pixels, expected at least 1 x 1")
+    if height * width > max_pixels:
         raise ValueError(
-            f"image step is {message.step} bytes, expected at least {row} "
-            f"({message.width} pixels of {message.encoding})"
+            f"image is {width} x {height} = {width * height} pixels, expected at most {max_pixels}"
+        )
+
+
+def to_8_bit(samples: np.ndarray) -> np.ndarray:
+    """Samples of 16 bits as uint8: `value / 257`, rounded to the nearest."""
+    return ((samples.astype(np.uint32) + 128) // 257).astype(np.uint8)
+
+
+def _rows(message: Any, pixel_bytes: int) -> np.ndarray:
+    """The rows without padding, uint8 `[height, width * pixel_bytes]`: a view of the data."""
+    height, width, step = int(message.height), int(message.width), int(message.step)
+    row = width * pixel_bytes
+    if step < row:
+        raise ValueError(
+            f"image step is {step} bytes, expected at least {row} "
+            f"({width} pixels of {message.encoding})"
         )
     data = np.frombuffer(message.data, dtype=np.uint8)
-    if data.size != message.step * message.height:
+    if data.size != step * height:
         raise ValueError(
-            f"image has {data.size} bytes, expected {message.step * message.height} "
-            f"(step {message.step} times height {message.height})"
+            f"image has {data.size} bytes, expected {step * height} "
+            f"(step {step} times height {height})"
         )
-    pixels = data.reshape(message.height, message.step)[:, :row]
-    pixels = pixels.reshape(message.height, message.width, channels)
-    return np.ascontiguousarray(pixels[:, :, order])
+    return data.reshape(height, step)[:, :row]
