@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an operator sees on /diagnostics (REP-107)."""
+"""Publishes diagnostics of a node (REP-107)."""
 
 from __future__ import annotations
 
@@ -8,16 +8,6 @@ from collections.abc import Mapping
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from rclpy.node import Node
 from std_msgs.msg import Header
-
-from flashrt_ros.policies import EngineState, EngineStatus
-
-_LEVELS = {
-    EngineState.INACTIVE: DiagnosticStatus.OK,
-    EngineState.RUNNING: DiagnosticStatus.OK,
-    EngineState.WAITING: DiagnosticStatus.WARN,
-    EngineState.HOLDING: DiagnosticStatus.WARN,
-    EngineState.NEEDS_RESET: DiagnosticStatus.ERROR,
-}
 
 
 class DiagnosticsPublisher:
@@ -46,21 +36,9 @@ class DiagnosticsPublisher:
             name=f"{self._node.get_fully_qualified_name()}: {part}",
             message=message,
             hardware_id=self._hardware_id,
-            values=[KeyValue(key=key, value=str(value)) for key, value in values.items()],
+            values=[KeyValue(key=key, value=_text(value)) for key, value in values.items()],
         )
 
-    def engine(self, status: EngineStatus, values: Mapping[str, object]) -> DiagnosticStatus:
-        """The state of an engine."""
-        known = {
-            "state": status.state.name,
-            "boundary": status.boundary,
-            "step": status.step,
-            "epoch": status.epoch,
-            "sequence": status.sequence,
-            "instruction": status.instruction,
-            "ticks": status.ticks,
-            "faults": status.faults,
-            "last error": status.last_error,
-        }
-        message = status.reason or status.state.name.lower()
-        return self.status("policy", _LEVELS[status.state], message, {**known, **values})
+
+def _text(value: object) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)

@@ -7,20 +7,21 @@ ticking; deactivate holds the arm; cleanup frees everything; errors go through t
 
 from __future__ import annotations
 
+import gc
 import sys
-import time
-import traceback
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from rclpy.callback_groups import ReentrantCallbackGroup
-from rclpy.clock import JumpThreshold
+from rclpy.clock import Clock, ClockType, JumpThreshold
 from rclpy.duration import Duration
-from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 
 from flashrt_ros.models import load_policy
 from flashrt_ros.policies import EngineOptions, PolicyEngine
 from flashrt_ros.ros.capsule_services import CapsuleServices
+from flashrt_ros.ros.managed_node import ManagedNode
+from flashrt_ros.ros.meters import Meters
 from flashrt_ros.ros.parameters import read
 from flashrt_ros.ros.policy_inputs import PolicyInputs
 from flashrt_ros.ros.policy_outputs import PolicyOutputs
@@ -33,81 +34,60 @@ from flashrt_ros.ros.run_info import RunInfoPublisher, default_sources
 from flashrt_ros.ros.verbs import VerbRunner
 from flashrt_ros.runtime import Arena, AutoSnapshots, Session, Store
 
+_STEADY = Clock(clock_type=ClockType.STEADY_TIME)
+_ENGINE_OPTIONS = ("continue_tolerance", "observation_timeout", "hold_duration")
 
-class PolicyNode(LifecycleNode):
+
+class PolicyNode(ManagedNode):
     """Hosts one policy; see docs/ros.md for its topics, services and parameters."""
 
     def __init__(self, name: str = "policy_node", **options: Any) -> None:
-        super().__init__(name, **options)
-        for parameter in PARAMETERS:
-            parameter.declare(self)
         self._parts = Parts()
+        super().__init__(name, PARAMETERS, **options)
         self._verb_group = ReentrantCallbackGroup()
-        self._reporter = PolicyReporter(self)
-        self._timer = self.create_timer(1.0, self._publish_periodically)
-        self._last_error = ""
+        self._reporter = PolicyReporter(self, self._report)
+        # Wall time: an operator is told of a node whose simulated clock stands still, too.
+        self._timer = self.create_timer(
+            read(self, "diagnostics_period"),
+            self._report_periodically,
+            clock=Clock(clock_type=ClockType.STEADY_TIME),
+        )
         self._jump = self.get_clock().create_jump_callback(
             JumpThreshold(
                 min_forward=None, min_backward=Duration(nanoseconds=-1), on_clock_change=False
             ),
             post_callback=self._on_clock_jump,
         )
-        self._publish_status()
+        self._report()
 
-    # -- transitions -----------------------------------------------------------------------
+    # -- life cycle, see ManagedNode ---------------------------------------------------------
 
-    def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Load, allocate, capture, warm up, and open topics and services."""
-        started = time.perf_counter()
-        try:
-            self._configure()
-        except Exception as error:
-            self._last_error = f"configure failed: {error}"
-            self.get_logger().error(f"{self._last_error}\n{traceback.format_exc()}")
-            self._teardown()
-            return TransitionCallbackReturn.FAILURE
-        self.get_logger().info(f"configured in {time.perf_counter() - started:.1f} s")
-        self._publish_status()
-        return TransitionCallbackReturn.SUCCESS
-
-    def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
+    def _begin(self) -> None:
         """Start ticking with the next observation."""
-        result = super().on_activate(state)
-        if self._parts.engine is None or self._parts.inputs is None:
-            return TransitionCallbackReturn.FAILURE
+        assert self._parts.engine is not None
+        assert self._parts.inputs is not None
         self._parts.inputs.assembler.clear()
         self._parts.engine.activate()
-        return result
 
-    def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
+    def _pause(self) -> None:
         """Hold the arm and stop; the state stays."""
         if self._parts.engine is not None:
-            self._parts.engine.deactivate()  # while the publishers still publish
-        return super().on_deactivate(state)
+            self._parts.engine.deactivate()
 
-    def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Free everything that configure made."""
-        self._teardown()
-        return TransitionCallbackReturn.SUCCESS
-
-    def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Hold if moving, then free everything."""
-        self.stop()
-        return TransitionCallbackReturn.SUCCESS
-
-    def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """One teardown path, also for a half-built state; the node can be configured again."""
-        self._teardown()
-        return TransitionCallbackReturn.SUCCESS
-
-    def stop(self) -> None:
-        """Hold the arm and free everything, from any state. Idempotent."""
-        if self._parts.engine is not None:
-            try:
-                self._parts.engine.deactivate()
-            except Exception:
-                self.get_logger().error(f"hold failed:\n{traceback.format_exc()}")
-        self._teardown()
+    def _adjust(self, changes: Mapping[str, Any]) -> None:
+        """Take new values of live parameters, from the next tick on."""
+        parts = self._parts
+        options = {name: changes[name] for name in _ENGINE_OPTIONS if name in changes}
+        if parts.engine is not None and options:
+            engine = parts.engine
+            engine.submit(lambda session: engine.adjust(**options))
+        if parts.inputs is not None and "max_skew" in changes:
+            parts.inputs.assembler.max_skew_s = changes["max_skew"]
+        auto = self._boundary_snapshots()
+        if parts.engine is not None and auto is not None and "boundary_budget_mb" in changes:
+            parts.engine.submit(lambda session: session.keep_automatically(auto))
+        if "diagnostics_period" in changes:
+            self._timer.timer_period_ns = round(changes["diagnostics_period"] * 1e9)
 
     # -- building --------------------------------------------------------------------------
 
@@ -117,17 +97,19 @@ class PolicyNode(LifecycleNode):
         if threads:
             torch.set_num_threads(threads)
         name = read(self, "model")
-        self.get_logger().info(f"loading '{name}'")
+        self._stage(f"loading '{name}'")
         parts.model = load_policy(name, device=read(self, "device"))
         arena = Arena(parts.model.buffer_specs(), device=read(self, "device"))
-        self.get_logger().info(f"capturing and warming up plans ({read(self, 'backend')})")
+        self._stage(f"capturing and warming up plans ({read(self, 'backend')})")
         seed = read(self, "seed")
         parts.model.bind(arena, seed=seed, backend=read(self, "backend"))
         arena.seal()
+        self._stage("opening topics and services")
+        parts.store = Store(arena.device, directory=read(self, "capsule_directory") or None)
         parts.session = Session(
             arena,
             fingerprint=parts.model.fingerprint,
-            store=Store(arena.device, directory=read(self, "capsule_directory") or None),
+            store=parts.store,
             seed=seed,
             auto=self._boundary_snapshots(),
         )
@@ -145,12 +127,13 @@ class PolicyNode(LifecycleNode):
         assert parts.session is not None
         spec = parts.model.spec
         lockstep = read(self, "lockstep")
-        parts.outputs = PolicyOutputs(self, spec.joint_names, parts.session, self._publish_status)
+        parts.outputs = PolicyOutputs(self, spec.joint_names, parts.session, self._reporter.changed)
+        meters = Meters(parts.outputs, self._now_ns)
         parts.engine = PolicyEngine(
             parts.model,
             parts.session,
-            parts.outputs,
-            clock=lambda: self.get_clock().now().nanoseconds,
+            meters,
+            clock=self._now_ns,
             options=EngineOptions(
                 instruction=read(self, "instruction"),
                 lockstep=lockstep,
@@ -169,41 +152,45 @@ class PolicyNode(LifecycleNode):
         parts.run_info = RunInfoPublisher(
             self, parts.engine, read(self, "model"), default_sources(self, spec)
         )
-        self._reporter.open_diagnostics(parts.model.name)
+        self._reporter.open(parts, meters, read(self, "backend"))
 
     def _teardown(self) -> None:
         """Free whatever exists, newest first; tolerates a half-built state."""
         parts, self._parts = self._parts, Parts()
-        for part in (parts.run_info, parts.services, parts.capsules, parts.inputs):
-            if part is not None:
-                part.destroy()
-        if parts.engine is not None:
-            parts.engine.close()
-        elif parts.session is not None:
-            parts.session.close()
-        if parts.session is not None:
-            parts.session.store.close()
+        for endpoints in (parts.run_info, parts.services, parts.capsules, parts.inputs):
+            if endpoints is not None:
+                self._attempt("destroying endpoints", endpoints.destroy)
+        host = parts.engine or parts.session
+        for memory in (host, parts.store):
+            if memory is not None:
+                self._attempt("closing", memory.close)
         if parts.outputs is not None:
-            parts.outputs.destroy()
-        self._reporter.close_diagnostics()
+            self._attempt("destroying publishers", parts.outputs.destroy)
+        self._attempt("ending diagnostics", self._reporter.close)
+        parts = host = memory = endpoints = None  # type: ignore[assignment]
+        gc.collect()  # the engine and its session know each other
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        self._publish_status()
 
     # -- status ----------------------------------------------------------------------------
+
+    def _now_ns(self) -> int:
+        return int(self.get_clock().now().nanoseconds)
 
     def _on_clock_jump(self, jump: Any) -> None:
         parts = self._parts
         if parts.engine is not None and parts.inputs is not None:
-            self.get_logger().warning("the clock jumped back: inputs dropped, epoch raised")
+            self.get_logger().warning(
+                "the clock jumped back: inputs dropped, epoch raised", throttle_duration_sec=1.0
+            )
             parts.inputs.assembler.clear()
             parts.engine.clock_jumped()
 
-    def _publish_status(self) -> None:
+    def _report(self) -> None:
         self._reporter.publish_status(self._parts, self._last_error)
 
-    def _publish_periodically(self) -> None:
-        self._publish_status()
+    def _report_periodically(self) -> None:
+        self._report()
         self._reporter.publish_diagnostics(self._parts)
 
 

@@ -46,9 +46,7 @@ PARAMETERS = (
         3.2,
         live=True,
     ),
-    Parameter(
-        "hold_duration", 0.1, "Time to the one point of a hold, s.", 0.001, 10.0, live=True
-    ),
+    Parameter("hold_duration", 0.1, "Time to the one point of a hold, s.", 0.001, 10.0, live=True),
     Parameter("verb_timeout", 5.0, "Longest wait of a service for the replay thread, s.", 0.1, 600),
     Parameter(
         "capsule_directory",
@@ -56,9 +54,7 @@ PARAMETERS = (
         "Directory of capsules on disk (made if need be); empty: capsules live in memory only.",
     ),
     Parameter("boundary_snapshots", 64, "Automatic snapshots kept for rollback.", 0, 100_000),
-    Parameter(
-        "boundary_budget_mb", 256.0, "Bytes they may take, MB (10^6).", 0.0, 1e6, live=True
-    ),
+    Parameter("boundary_budget_mb", 256.0, "Bytes they may take, MB (10^6).", 0.0, 1e6, live=True),
     Parameter(
         "state_digest_every",
         0,

@@ -12,7 +12,7 @@ from flashrt_ros.ros.policy_inputs import PolicyInputs
 from flashrt_ros.ros.policy_outputs import PolicyOutputs
 from flashrt_ros.ros.policy_services import PolicyServices
 from flashrt_ros.ros.run_info import RunInfoPublisher
-from flashrt_ros.runtime import Session
+from flashrt_ros.runtime import Session, Store
 
 
 @dataclass
@@ -20,6 +20,7 @@ class Parts:
     """What configure makes and teardown frees, in the order in which it is made."""
 
     model: PolicyModel | None = None
+    store: Store | None = None
     session: Session | None = None
     engine: PolicyEngine | None = None
     outputs: PolicyOutputs | None = None

@@ -1,93 +1,95 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a policy node says of itself: the latched status and the diagnostics."""
+"""The latched status of a policy node."""
 
 from __future__ import annotations
 
-from diagnostic_msgs.msg import DiagnosticStatus
+from collections.abc import Callable
+
+from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
 from rclpy.lifecycle import LifecycleNode
 from std_msgs.msg import Header
 
 from flashrt_ros.msg import RuntimeStatus
 from flashrt_ros.ros import qos
-from flashrt_ros.ros.diagnostics import DiagnosticsPublisher
-from flashrt_ros.ros.policy_inputs import PolicyInputs
+from flashrt_ros.ros.meters import Meters
+from flashrt_ros.ros.policy_diagnostics import PolicyDiagnostics
 from flashrt_ros.ros.policy_parts import Parts
+
+# What the engine's status has under the same name.
+_SAME = (
+    "boundary", "step", "epoch", "sequence", "instruction", "reason", "execution",
+    "emergency_stop", "ticks", "faults", "deadline_misses", "limit_breaches", "run",
+)  # fmt: skip
 
 
 class PolicyReporter:
-    """Publishes `~/status` and, while configured, `/diagnostics` of a policy node."""
+    """Publishes `~/status` and, while configured, `/diagnostics` of a policy node.
 
-    def __init__(self, node: LifecycleNode) -> None:
+    The replay thread only says that the status changed; the executor's thread puts the message
+    together. Several changes in a row become one message, with the newest state.
+
+    Args:
+        node: the node.
+        report: called on the executor's thread after `changed`.
+    """
+
+    def __init__(self, node: LifecycleNode, report: Callable[[], None]) -> None:
         self._node = node
         self._status = node.create_publisher(RuntimeStatus, "~/status", qos.LATCHED)
-        self._diagnostics: DiagnosticsPublisher | None = None
+        # A group of its own: not held up where callbacks run on several threads.
+        self._group = MutuallyExclusiveCallbackGroup()
+        self._wake = node.create_guard_condition(report, callback_group=self._group)
+        self._known = RuntimeStatus()  # what stays the same while configured
+        self._diagnostics: PolicyDiagnostics | None = None
 
-    def open_diagnostics(self, hardware_id: str) -> None:
-        """Begin with diagnostics: the node is configured."""
-        self._diagnostics = DiagnosticsPublisher(self._node, hardware_id)
+    def changed(self) -> None:
+        """The status changed; any thread."""
+        self._wake.trigger()
 
-    def close_diagnostics(self) -> None:
-        """End them. Idempotent."""
+    def open(self, parts: Parts, meters: Meters, plan: str) -> None:
+        """Begin with diagnostics, and keep what need not be computed for every message."""
+        assert parts.model is not None
+        assert parts.session is not None
+        assert parts.inputs is not None
+        session = parts.session
+        self._known = RuntimeStatus(
+            model=parts.model.name,
+            fingerprint=session.fingerprint.digest(),
+            session=session.id,
+            plan=plan,
+            tiers=["device", "host", "disk"],
+        )
+        self._diagnostics = PolicyDiagnostics(
+            self._node, parts.model.name, meters, parts.inputs, session.store
+        )
+
+    def close(self) -> None:
+        """End with them. Idempotent."""
+        self._known = RuntimeStatus()
         if self._diagnostics is not None:
             self._diagnostics.destroy()
             self._diagnostics = None
 
     def publish_status(self, parts: Parts, last_error: str) -> None:
         """Publish the latched status. `last_error`: the node's own, a failed configure say."""
-        now = self._node.get_clock().now().to_msg()
-        message = RuntimeStatus(header=Header(stamp=now), last_error=last_error)
-        if parts.engine is not None and parts.model is not None and parts.session is not None:
+        message = self._known
+        message.header = Header(stamp=self._node.get_clock().now().to_msg())
+        message.last_error = last_error
+        if parts.engine is not None and parts.session is not None:
             status = parts.engine.status
-            capsules = parts.session.capsules()
             message.state = status.state.value
-            message.reason = status.reason
-            message.model = parts.model.name
-            message.fingerprint = parts.session.fingerprint.digest()
-            message.session = parts.session.id
+            for name in _SAME:
+                if hasattr(status, name):
+                    setattr(message, name, getattr(status, name))
             message.seed = parts.session.seed
-            message.boundary = status.boundary
-            message.step = status.step
-            message.epoch = status.epoch
-            message.sequence = status.sequence
-            message.instruction = status.instruction
-            message.capsules = len(capsules)
-            message.capsule_bytes = sum(info.own_bytes for info in capsules)
             message.last_error = status.last_error or last_error
+            totals = parts.session.store.totals()
+            message.capsules = totals.capsules
+            message.capsule_bytes = totals.memory_bytes + totals.disk_bytes
+            message.tier_bytes = [totals.device_bytes, totals.host_bytes, totals.disk_bytes]
         self._status.publish(message)
 
     def publish_diagnostics(self, parts: Parts) -> None:
         """Publish what an operator wants to see; nothing while unconfigured."""
-        if parts.engine is None or parts.inputs is None or parts.outputs is None:
-            return
-        if self._diagnostics is None:
-            return
-        median, worst = parts.outputs.latency()
-        capsules = parts.engine.session.capsules()
-        engine = self._diagnostics.engine(
-            parts.engine.status,
-            {
-                "inference p50 ms": f"{median * 1e3:.2f}",
-                "inference p99 ms": f"{worst * 1e3:.2f}",
-                "capsules": len(capsules),
-                "capsule bytes": sum(info.own_bytes for info in capsules),
-            },
-        )
-        self._diagnostics.publish(engine, self._inputs_diagnostics(parts.inputs))
-
-    def _inputs_diagnostics(self, inputs: PolicyInputs) -> DiagnosticStatus:
-        assert self._diagnostics is not None
-        now_ns = self._node.get_clock().now().nanoseconds
-        values: dict[str, object] = {
-            f"{name} age s": f"{(now_ns - stamp_ns) * 1e-9:.3f}"
-            for name, stamp_ns in inputs.assembler.newest_ns().items()
-        }
-        values |= {f"{name} received": count for name, count in inputs.received.items()}
-        values |= {f"{name} refused": count for name, count in inputs.errors.items()}
-        values["out of order or duplicate"] = inputs.assembler.dropped
-        values["last refusal"] = inputs.last_error
-        missing = inputs.assembler.missing()
-        if missing:
-            message = f"nothing yet from {', '.join(missing)}"
-            return self._diagnostics.status("inputs", DiagnosticStatus.WARN, message, values)
-        level = DiagnosticStatus.WARN if inputs.errors else DiagnosticStatus.OK
-        return self._diagnostics.status("inputs", level, inputs.last_error or "complete", values)
+        if parts.engine is not None and self._diagnostics is not None:
+            self._diagnostics.publish(parts.engine.status)

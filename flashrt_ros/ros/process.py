@@ -1,18 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs one node in a process: signals end it in order, with the arm held."""
+"""Runs nodes in a process: signals end it in order, with every arm held."""
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 
 import rclpy
 from rclpy.executors import Executor, MultiThreadedExecutor, SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
+
+
+class Ending:
+    """Set by SIGINT and SIGTERM. A configure under way gives up at its next stage."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._nodes: Sequence[Node] = ()
+
+    def __bool__(self) -> bool:
+        return self._asked
+
+    def watch(self) -> None:
+        """Take the signals over.
+
+        rclpy's own handlers would shut the context down first, and a last hold could not be sent.
+        """
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+
+    def tell(self, nodes: Sequence[Node]) -> None:
+        """Nodes that are told to give up a configure."""
+        self._nodes = nodes
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        # Attributes alone: a lock could be held by the very code that the handler interrupts.
+        self._asked = True
+        for node in self._nodes:
+            setattr(node, "abandoned", True)  # noqa: B010 - a node that has no configure ignores it
 
 
 def run_node(make: Callable[[], Node], args: list[str] | None, threads: int) -> int:
@@ -22,35 +54,85 @@ def run_node(make: Callable[[], Node], args: list[str] | None, threads: int) -> 
     group runs and another one of it is ready, and every thread of the process waits for the
     interpreter's lock meanwhile: ticks took ten times as long.
 
-    rclpy's own handlers would shut the context down first, and a last hold could not be sent.
+    Returns:
+        The exit status of the process: 0 after a signal, 1 when the node could not be made.
+    """
+    return run_nodes(lambda: [make()], args, threads)
+
+
+def run_nodes(make: Callable[[], Sequence[Node]], args: list[str] | None, threads: int = 1) -> int:
+    """Spin nodes until SIGINT or SIGTERM, each with an executor and threads of its own.
+
+    So one that is configured or waits for a verb holds up no callback of another. When the process
+    is to end, every arm is held before anything is freed.
 
     Returns:
-        The exit status of the process: 0 after a signal.
+        The exit status of the process: 0 after a signal, 1 when a node could not be made.
     """
-    ending = threading.Event()
-
-    def end(number: int, frame: FrameType | None) -> None:
-        ending.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, end)
+    ending = Ending()
+    ending.watch()
     rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
-    node = make()
+    try:
+        nodes = list(make())
+    except Exception as error:
+        sys.stderr.write(f"{os.path.basename(sys.argv[0])}: {error}\n")
+        rclpy.try_shutdown()
+        return 1
+    ending.tell(nodes)
+    executors = [_executor_of(node, threads) for node in nodes]
+    spinners = [
+        threading.Thread(target=_spin, args=(node, executor, ending), name=node.get_name())
+        for node, executor in zip(nodes, executors, strict=True)
+    ]
+    try:
+        if len(nodes) == 1:
+            _spin(nodes[0], executors[0], ending)
+        else:
+            for spinner in spinners:
+                spinner.start()
+            while not ending:
+                time.sleep(0.05)
+    finally:
+        _end(nodes, executors, [spinner for spinner in spinners if spinner.ident is not None])
+    return 0
+
+
+def _executor_of(node: Node, threads: int) -> Executor:
     executor: Executor = SingleThreadedExecutor()
     if threads > 1:
         executor = MultiThreadedExecutor(num_threads=threads)
     executor.add_node(node)
-    try:
-        while not ending.is_set():
-            try:
-                executor.spin_once(timeout_sec=0.1)
-            except Exception:
-                node.get_logger().error(f"callback failed:\n{traceback.format_exc()}")
-    finally:
-        stop = getattr(node, "stop", None)
-        if stop is not None:
-            stop()
+    return executor
+
+
+def _spin(node: Node, executor: Executor, ending: Ending) -> None:
+    """A callback that raises is logged, and the node goes on."""
+    while not ending:
+        try:
+            executor.spin_once(timeout_sec=0.1)
+        except Exception:
+            node.get_logger().error(
+                f"callback failed:\n{traceback.format_exc()}", throttle_duration_sec=1.0
+            )
+
+
+def _end(
+    nodes: Sequence[Node], executors: Sequence[Executor], spinners: Sequence[threading.Thread]
+) -> None:
+    for node in nodes:
+        _call(node, "hold")
+    for spinner in spinners:  # of a node that still answers a call or configures
+        spinner.join()
+    for node in nodes:
+        _call(node, "stop")
+    for executor, node in zip(executors, nodes, strict=True):
         executor.shutdown()
         node.destroy_node()
-        rclpy.try_shutdown()
-    return 0
+    rclpy.try_shutdown()
+
+
+def _call(node: Node, name: str) -> None:
+    """`hold` or `stop` of a node that has it."""
+    action = getattr(node, name, None)
+    if action is not None:
+        action()

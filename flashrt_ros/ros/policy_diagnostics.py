@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an operator sees of a policy node on /diagnostics; docs/operation.md lists the keys."""
+
+from __future__ import annotations
+
+import math
+
+from diagnostic_msgs.msg import DiagnosticStatus
+from rclpy.node import Node
+
+from flashrt_ros.policies import EngineState, EngineStatus
+from flashrt_ros.ros.diagnostics import DiagnosticsPublisher
+from flashrt_ros.ros.meters import Meters, Rates, Samples
+from flashrt_ros.ros.policy_inputs import PolicyInputs
+from flashrt_ros.runtime import Store
+
+_OK, _WARN, _ERROR = DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.ERROR
+_LEVELS = {
+    EngineState.INACTIVE: _OK,
+    EngineState.RUNNING: _OK,
+    EngineState.WAITING: _WARN,
+    EngineState.HOLDING: _WARN,
+    EngineState.NEEDS_RESET: _ERROR,
+}
+# Fields of the engine's status that count what a controller should know about.
+_COUNTERS = ("ticks", "faults", "deadline_misses", "limit_breaches")
+
+
+class PolicyDiagnostics:
+    """Four statuses of a configured policy node: policy, timing, inputs, capsules.
+
+    Args:
+        node: for its name and clock.
+        hardware_id: what the statuses belong to: the policy's name.
+        meters: measured what was sent.
+        inputs: counts what was received.
+        store: has the capsules.
+    """
+
+    def __init__(
+        self, node: Node, hardware_id: str, meters: Meters, inputs: PolicyInputs, store: Store
+    ) -> None:
+        self._node = node
+        self._meters = meters
+        self._inputs = inputs
+        self._store = store
+        self._rates = Rates()
+        self._misses = 0
+        self._publisher = DiagnosticsPublisher(node, hardware_id)
+
+    def destroy(self) -> None:
+        """Remove the publisher from the node."""
+        self._publisher.destroy()
+
+    def publish(self, status: EngineStatus) -> None:
+        """Publish all of them; called once a period."""
+        meters = self._meters
+        sent = {"chunk": meters.chunks, "command": meters.commands, "boundary": meters.boundaries}
+        rates = self._rates.update({**sent, **self._inputs.received})
+        self._publisher.publish(
+            self._policy(status),
+            self._timing(status, {name: rates[name] for name in sent}),
+            self._received(rates),
+            self._capsules(),
+        )
+
+    def _policy(self, status: EngineStatus) -> DiagnosticStatus:
+        values = {
+            "state": status.state.name,
+            "boundary": status.boundary,
+            "step": status.step,
+            "epoch": status.epoch,
+            "sequence": status.sequence,
+            "instruction": status.instruction,
+            **{name.replace("_", " "): getattr(status, name, 0) for name in _COUNTERS},
+            "last error": status.last_error,
+        }
+        message = status.reason or status.state.name.lower()
+        return self._publisher.status("policy", _LEVELS[status.state], message, values)
+
+    def _timing(self, status: EngineStatus, rates: dict[str, float]) -> DiagnosticStatus:
+        meters = self._meters
+        values: dict[str, object] = {f"{name} rate Hz": rate for name, rate in rates.items()}
+        for name, samples in (
+            ("inference", meters.inference),
+            ("replay", meters.replay),
+            ("tick to publish", meters.tick_to_publish),
+            ("observation to command", meters.observation_to_command),
+        ):
+            values |= _percentiles(name, samples)
+        misses = getattr(status, "deadline_misses", 0)
+        values["deadline misses"] = misses
+        fresh, self._misses = misses - self._misses, misses
+        if fresh > 0:
+            message = f"{fresh} deadlines missed since the last message"
+            return self._publisher.status("timing", _WARN, message, values)
+        return self._publisher.status("timing", _OK, "in time", values)
+
+    def _received(self, rates: dict[str, float]) -> DiagnosticStatus:
+        inputs = self._inputs
+        now_ns = self._node.get_clock().now().nanoseconds
+        values: dict[str, object] = {}
+        for name, stamp_ns in inputs.assembler.newest_ns().items():
+            values[f"{name} age s"] = (now_ns - stamp_ns) * 1e-9
+        for name, count in inputs.received.items():
+            values[f"{name} rate Hz"] = rates.get(name, 0.0)
+            values[f"{name} received"] = count
+            values[f"{name} refused"] = inputs.errors.get(name, 0)
+        values["out of order or duplicate"] = inputs.assembler.dropped
+        values["last refusal"] = inputs.last_error
+        missing = inputs.assembler.missing()
+        if missing:
+            message = f"nothing yet from {', '.join(missing)}"
+            return self._publisher.status("inputs", _WARN, message, values)
+        level = _WARN if inputs.errors else _OK
+        return self._publisher.status("inputs", level, inputs.last_error or "complete", values)
+
+    def _capsules(self) -> DiagnosticStatus:
+        values: dict[str, object] = {}
+        full = []
+        for row in self._store.statistics():
+            values[f"{row.tier} capsules"] = row.capsules
+            values[f"{row.tier} bytes"] = row.used_bytes
+            values[f"{row.tier} budget bytes"] = "none" if row.budget is None else row.budget
+            if row.budget and row.used_bytes > 0.9 * row.budget:
+                full.append(str(row.tier))
+        counters = self._store.counters
+        values |= {
+            "demotions": counters.demotions,
+            "evictions": counters.evictions,
+            "loads from disk": counters.loads,
+            "failed moves": counters.failures,
+            "files refused": len(self._store.refused),
+        }
+        if counters.failures:
+            message = f"{counters.failures} moves between tiers failed"
+            return self._publisher.status("capsules", _WARN, message, values)
+        if full:
+            message = f"over nine tenths of the budget: {', '.join(full)}"
+            return self._publisher.status("capsules", _WARN, message, values)
+        return self._publisher.status("capsules", _OK, "within budget", values)
+
+
+def _percentiles(name: str, samples: Samples) -> dict[str, object]:
+    """p50 and p99 in ms, or `-` before anything was measured."""
+    return {
+        f"{name} {percent} ms": "-" if math.isnan(value) else value * 1e3
+        for percent, value in zip(("p50", "p99"), samples.percentiles(), strict=True)
+    }
