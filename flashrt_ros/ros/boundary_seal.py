@@ -11,7 +11,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from flashrt_ros.runtime import Event, Session
+from flashrt_ros.policies.output import EngineEvent
+from flashrt_ros.runtime import Session
 from flashrt_ros.runtime.transfer import buffer_digests
 
 _MOVES = ("RESTORE", "ROLLBACK", "RESET")
@@ -23,39 +24,44 @@ _FIELDS = (
 _LISTS = ("input_names", "input_digests")
 
 
-def capsule_detail(source: Event | None) -> dict[str, Any]:
-    """Which state a verb put back or branched from; for restores, also what was left out.
+def complete(message: Any, event: EngineEvent, session: Session, every: int) -> Any:
+    """Add what only a replay reads, then seal the message: nothing of it may change afterwards.
 
-    `capsule`: session, boundary, step, instruction, parent of the capsule. `ablated`: the buffers
-    that a partial restore put back, and only there.
+    `detail` gets, beside what it has: `capsule.instruction` of the capsule that a verb restored or
+    branched from, `restored` (the buffers that a partial restore put back), and where a state
+    digest is asked for `buffers`, the first 16 digits of each buffer's SHA-256.
+
+    Args:
+        message: a msg/Boundary of the event.
+        session: the engine's, at the boundary of the event.
+        every: state digests every so many ticks and after verbs that changed the state; 0: never.
     """
-    if source is None or source.capsule is None or source.kind.name not in (*_MOVES, "FORK"):
-        return {}
-    info = source.capsule
-    detail: dict[str, Any] = {
-        "capsule": {
+    detail = json.loads(message.detail) if message.detail else {}
+    source = event.source
+    if source is not None and source.capsule is not None and event.kind in (*_MOVES, "FORK"):
+        info = source.capsule
+        detail["capsule"] = {
             "session": info.session,
             "boundary": info.boundary,
             "step": info.step,
-            "instruction": str(info.state("instruction", "")),
             "parent": info.parent,
+            **detail.get("capsule", {}),
+            "instruction": str(info.state("instruction", "")),
         }
-    }
-    if source.record.ablated and source.report is not None:
-        detail["ablated"] = list(source.report.restored)
-    return detail
+    if source is not None and source.report is not None and source.record.ablated:
+        detail["restored"] = list(source.report.restored)
+    if _digest_is_asked(event.kind, event.step, every):
+        digests = buffer_digests(session.arena, dict(session.live.rows))
+        message.state_digest = combined(digests)
+        detail["buffers"] = {name: short(text) for name, text in digests.items()}
+    message.detail = json.dumps(detail, sort_keys=True) if detail else ""
+    return seal(message)
 
 
-def state_detail(kind: str, step: int, session: Session, every: int) -> tuple[str, dict[str, Any]]:
-    """SHA-256 of the live state (hex) and, by buffer, the first 16 digits of its own.
-
-    Every `every` ticks and after each verb that changed the state; else, and with 0, empty.
-    """
-    asked = kind in (*_MOVES, "INSTRUCTION") or (kind == "COMMIT" and step % max(every, 1) == 0)
-    if every == 0 or not asked:
-        return "", {}
-    digests = buffer_digests(session.arena, dict(session.live.rows))
-    return combined(digests), {"buffers": {name: short(text) for name, text in digests.items()}}
+def _digest_is_asked(kind: str, step: int, every: int) -> bool:
+    if every == 0:
+        return False
+    return kind in (*_MOVES, "INSTRUCTION") or (kind == "COMMIT" and step % every == 0)
 
 
 def combined(digests: Mapping[str, str]) -> str:

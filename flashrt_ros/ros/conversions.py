@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from builtin_interfaces.msg import Duration, Time
@@ -17,7 +16,6 @@ from flashrt_ros.msg import ActionChunk, Boundary
 from flashrt_ros.msg import CapsuleInfo as CapsuleInfoMsg
 from flashrt_ros.policies import ChunkOutput, CommandOutput, EngineEvent, Trajectory
 from flashrt_ros.policies.contract import JointField
-from flashrt_ros.ros.boundary_seal import capsule_detail, seal
 from flashrt_ros.ros.decoding import joint_values
 from flashrt_ros.runtime import CapsuleInfo
 
@@ -123,19 +121,11 @@ def to_action_chunk(chunk: ChunkOutput, names: Sequence[str]) -> ActionChunk:
     )
 
 
-def to_boundary(
-    event: EngineEvent,
-    session: str,
-    seed: int,
-    now: Time,
-    state_digest: str = "",
-    detail: Mapping[str, Any] | None = None,
-) -> Boundary:
-    """A committed boundary or an applied verb. `detail` is added to the event's."""
+def to_boundary(event: EngineEvent, session: str, seed: int, now: Time) -> Boundary:
+    """A committed boundary or an applied verb."""
     source = event.source
     capsule = source.capsule if source is not None else None
-    said = {**event.detail, **capsule_detail(source), **(detail or {})}
-    message = Boundary(
+    return Boundary(
         header=Header(stamp=now),
         event=_EVENTS[event.kind],
         event_index=event.index,
@@ -153,10 +143,8 @@ def to_boundary(
         input_names=list(event.stamps),
         input_stamps=[to_time(stamp) for stamp in event.stamps.values()],
         input_digests=[event.digests.get(name, "") for name in event.stamps],
-        state_digest=state_digest,
-        detail=json.dumps(said, sort_keys=True) if said else "",
+        detail=json.dumps(dict(event.detail), sort_keys=True) if event.detail else "",
     )
-    return seal(message)
 
 
 def to_capsule_info(info: CapsuleInfo) -> CapsuleInfoMsg:

@@ -13,7 +13,7 @@ from trajectory_msgs.msg import JointTrajectory
 from flashrt_ros.msg import ActionChunk, Boundary
 from flashrt_ros.policies import ChunkOutput, CommandOutput, EngineEvent
 from flashrt_ros.ros import conversions, qos
-from flashrt_ros.ros.boundary_seal import state_detail
+from flashrt_ros.ros.boundary_seal import complete
 from flashrt_ros.ros.parameters import read
 from flashrt_ros.runtime import Session
 
@@ -73,10 +73,8 @@ class PolicyOutputs:
         """Publish a boundary or an applied verb."""
         now = self._node.get_clock().now().to_msg()
         session = self._session
-        digest, detail = state_detail(event.kind, event.step, session, self._state_digest_every)
-        self._boundaries.publish(
-            conversions.to_boundary(event, session.id, session.seed, now, digest, detail)
-        )
+        message = conversions.to_boundary(event, session.id, session.seed, now)
+        self._boundaries.publish(complete(message, event, session, self._state_digest_every))
 
     def on_status(self) -> None:
         """Publish the latched status."""
