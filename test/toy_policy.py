@@ -61,6 +61,12 @@ class ToyPolicy:
         self._plan = Plan("toy", self._replay, [KEY], backend)
         self._plan.capture(arena)
 
+    def twin(self) -> ToyPolicy:
+        return ToyPolicy()
+
+    def write_seed(self, seed: int) -> None:
+        self._arena["seed"].fill_(seed)
+
     def check_instruction(self, text: str) -> None:
         if text not in INSTRUCTIONS:
             raise ValueError(f"unknown instruction '{text}', known are {', '.join(INSTRUCTIONS)}")

@@ -94,6 +94,22 @@ class PolicyModel(Protocol):
         ...
 
 
+@runtime_checkable
+class TwinPolicy(PolicyModel, Protocol):
+    """A policy that can be bound twice: what `evaluate` runs beside the live one."""
+
+    def twin(self) -> TwinPolicy:
+        """An unbound model over the same weights, for an arena of its own.
+
+        Both may tick at the same time, each on a thread of its own.
+        """
+        ...
+
+    def write_seed(self, seed: int) -> None:
+        """Write the seed of the noise from the next tick on."""
+        ...
+
+
 def write_inputs(
     model: PolicyModel,
     images: Mapping[str, np.ndarray],

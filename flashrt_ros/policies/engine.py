@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -123,6 +123,11 @@ class PolicyEngine:
         status = self._status
         return status if status is not None else self._picture()
 
+    @property
+    def newest_observation(self) -> Observation | None:
+        """The newest complete observation since activation, ticked on or not."""
+        return self._last_observation
+
     # -- inputs, any thread ----------------------------------------------------------------
 
     def offer(self, observation: Observation) -> None:
@@ -222,6 +227,10 @@ class PolicyEngine:
         applied = self._settle(motion)
         self._tell("RESUME", applied)
         return applied
+
+    def announce(self, kind: str, *, request_id: str = "", **detail: Any) -> None:
+        """Tell an event of a layer above, a run's begin say; see `EngineEvent`."""
+        self._tell(kind, Motion.UNCHANGED, request_id=request_id, detail=detail)
 
     def set_instruction(self, text: str, *, expected_boundary: int | None = None) -> None:
         """Change the instruction from the next tick on.
@@ -454,6 +463,8 @@ class PolicyEngine:
         motion: Motion,
         source: Event | None = None,
         read: Observation | None = None,
+        request_id: str = "",
+        detail: Mapping[str, Any] | None = None,
     ) -> None:
         live = self.session.live
         self._events += 1
@@ -470,6 +481,8 @@ class PolicyEngine:
             stamps=read.stamps if read is not None else {},
             digests=read.digests if read is not None else {},
             source=source,
+            request_id=request_id,
+            detail=detail or {},
         )
         self._listener.on_event(event)
 

@@ -64,6 +64,8 @@ class EngineEvent:
     digests: Mapping[str, str] = field(default_factory=dict)
     """Of each input that a COMMIT has read, see `Observation.digests`."""
     source: Event | None = None
+    request_id: str = ""
+    """Of the request behind it, where no verb is being applied: the end of a run, say."""
     detail: Mapping[str, Any] = field(default_factory=dict)
 
 

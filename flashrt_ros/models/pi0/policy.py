@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 
 import numpy as np
 import torch
@@ -71,6 +72,17 @@ class Pi0Policy:
         arena["random.seed"].fill_(seed)
         self._arena = arena
         self.plans = Pi0Plans(arena, self._computation, backend)
+
+    def twin(self) -> Pi0Policy:
+        """See `TwinPolicy.twin`: network, tokenizer and statistics are the same objects."""
+        other = copy(self)
+        for bound in ("_arena", "plans"):
+            other.__dict__.pop(bound, None)
+        return other
+
+    def write_seed(self, seed: int) -> None:
+        """Write `random.seed`."""
+        self._arena["random.seed"].fill_(seed)
 
     def check_instruction(self, text: str) -> None:
         """Raise ValueError for a text that is too long or has words or tokens that can't be."""

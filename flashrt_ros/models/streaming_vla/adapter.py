@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import asdict
 from pathlib import Path
 
@@ -106,6 +107,17 @@ class StreamingVLAPolicy:
         self._plan = Plan("tick", self._run, [_TICK], backend)
         with torch.inference_mode():
             self._plan.capture(arena)
+
+    def twin(self) -> StreamingVLAPolicy:
+        """See `TwinPolicy.twin`: network, tokenizer and statistics are the same objects."""
+        other = copy(self)
+        for bound in ("_arena", "_cache", "_plan"):
+            other.__dict__.pop(bound, None)
+        return other
+
+    def write_seed(self, seed: int) -> None:
+        """Write `random.seed`."""
+        self._arena["random.seed"].fill_(seed)
 
     def check_instruction(self, text: str) -> None:
         """Raise ValueError naming the words that it does not know."""
