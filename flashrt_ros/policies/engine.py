@@ -87,6 +87,8 @@ class PolicyEngine:
         self._faults = 0
         self._last_error = ""
         self._status: EngineStatus | None = None
+        self.run = ""
+        """Id of the timed run under way, for the status; see `TimedRuns`."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="flashrt-replay", daemon=True)
         model.check_instruction(self._instruction)
@@ -122,6 +124,10 @@ class PolicyEngine:
         """The state after the last tick or verb."""
         status = self._status
         return status if status is not None else self._picture()
+
+    def picture(self) -> EngineStatus:
+        """On the replay thread: the state within a verb, which `status` does not know yet."""
+        return self._picture()
 
     @property
     def newest_observation(self) -> Observation | None:
@@ -509,6 +515,7 @@ class PolicyEngine:
             last_error=self._last_error,
             ticks=self._ticks,
             faults=self._faults,
+            run=self.run,
         )
 
     def _refresh(self) -> None:

@@ -70,6 +70,7 @@ class EngineStatus:
     last_error: str
     ticks: int
     faults: int
+    run: str = ""
 
     def looks_like(self, other: EngineStatus) -> bool:
         """Whether a latched status need not be sent again at once; counters wait for its period."""
@@ -79,4 +80,5 @@ class EngineStatus:
             and self.epoch == other.epoch
             and self.instruction == other.instruction
             and self.last_error == other.last_error
+            and self.run == other.run
         )
