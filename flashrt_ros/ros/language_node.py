@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import gc
 import secrets
 import sys
 import threading
 import traceback
+from collections.abc import Mapping
 from typing import Any
 
 from rclpy.callback_groups import ReentrantCallbackGroup
-from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
+from rclpy.clock import Clock, ClockType
 from std_msgs.msg import Header
 
 from flashrt_ros.models.language import (
@@ -23,10 +25,12 @@ from flashrt_ros.models.language import (
     Stream,
     adopt,
 )
-from flashrt_ros.msg import RuntimeStatus, Token
+from flashrt_ros.msg import Token
 from flashrt_ros.policies import Motion
 from flashrt_ros.ros import qos
 from flashrt_ros.ros.capsule_services import CapsuleServices
+from flashrt_ros.ros.language_status import LanguageReporter
+from flashrt_ros.ros.managed_node import ManagedNode
 from flashrt_ros.ros.parameters import Parameter, read
 from flashrt_ros.ros.process import run_node
 from flashrt_ros.ros.verbs import VerbRunner, answer
@@ -36,9 +40,19 @@ from flashrt_ros.srv import CancelGeneration, Generate
 
 PARAMETERS = (
     Parameter("model", "", "Checkpoint: a directory, or a GGUF file."),
-    Parameter("dtype", "", "float32, bfloat16 or float16; empty: the checkpoint's."),
+    Parameter(
+        "dtype",
+        "",
+        "Of weights and state; empty: the checkpoint's.",
+        choices=("", "float32", "bfloat16", "float16"),
+    ),
     Parameter("device", "cpu", "torch device, such as cpu or cuda:0."),
-    Parameter("backend", "eager", "How plans are replayed: eager, compiled or cuda_graph."),
+    Parameter(
+        "backend",
+        "eager",
+        "How plans are replayed.",
+        choices=("eager", "compiled", "cuda_graph"),
+    ),
     Parameter("max_context", 2048, "Tokens that the state has room for.", 1, 2**20),
     Parameter("chunk", 256, "Tokens of a whole prefill piece.", 1, 2**16),
     Parameter(
@@ -47,94 +61,87 @@ PARAMETERS = (
         "Directory of capsules on disk (made if need be); empty: capsules live in memory only.",
     ),
     Parameter("prefix_capsules", 64, "Capsules kept of prompts' beginnings; 0: none.", 0, 10_000),
-    Parameter("max_waiting", 4, "Requests that may wait; more are refused as BUSY.", 0, 10),
+    Parameter(
+        "max_waiting", 4, "Requests that may wait; more are refused as BUSY.", 0, 10, live=True
+    ),
     Parameter("verb_timeout", 30.0, "Longest wait of a verb for the replay thread, s.", 0.1, 600),
+    Parameter(
+        "diagnostics_period",
+        1.0,
+        "Time between two messages on /diagnostics and of the status, s.",
+        0.1,
+        60.0,
+        live=True,
+    ),
 )
 
 # A waiting caller keeps a thread of the executor; some must be left for verbs.
 _THREADS = 16
 
 
-class LanguageNode(LifecycleNode):
+class LanguageNode(ManagedNode):
     """Hosts one language model; see docs/ros.md for its services and topics."""
 
     def __init__(self, name: str = "language_node", **options: Any) -> None:
-        super().__init__(name, **options)
-        for parameter in PARAMETERS:
-            parameter.declare(self)
         self._engine: LanguageEngine | None = None
         self._capsules: CapsuleServices | None = None
+        self._reporter: LanguageReporter | None = None
+        super().__init__(name, PARAMETERS, **options)
         self._requests: dict[str, Stream] = {}
         self._requests_lock = threading.Lock()
         self._generation_services: list[Any] = []
         self._group = ReentrantCallbackGroup()
-        self._last_error = ""
-        self._status = self.create_publisher(RuntimeStatus, "~/status", qos.LATCHED)
         self._tokens = self.create_publisher(Token, "~/tokens", qos.STREAM)
-        self.create_timer(1.0, self._publish_status)
-        self._publish_status()
+        self._reporter = LanguageReporter(self)
+        self._timer = self.create_timer(
+            read(self, "diagnostics_period"),
+            self._report_periodically,
+            clock=Clock(clock_type=ClockType.STEADY_TIME),
+        )
+        self._report()
 
-    # -- transitions -----------------------------------------------------------------------
+    # -- life cycle, see ManagedNode ---------------------------------------------------------
 
-    def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Load, allocate, capture, warm up, and open the services."""
-        try:
-            self._configure()
-        except Exception as error:
-            self._last_error = f"configure failed: {error}"
-            self.get_logger().error(f"{self._last_error}\n{traceback.format_exc()}")
-            self.stop()
-            return TransitionCallbackReturn.FAILURE
-        self._last_error = ""
-        self._publish_status()
-        return TransitionCallbackReturn.SUCCESS
-
-    def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
+    def _begin(self) -> None:
         """Accept prompts."""
-        result = super().on_activate(state)
         self._generation_services = [
             self.create_service(Generate, "~/generate", self._generate, callback_group=self._group),
             self.create_service(
                 CancelGeneration, "~/cancel", self._cancel, callback_group=self._group
             ),
         ]
-        self._publish_status()
-        return result
 
-    def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
+    def _pause(self) -> None:
         """End what is under way; the state stays."""
-        self._end_requests()
-        return super().on_deactivate(state)
+        for service in self._generation_services:
+            self.destroy_service(service)
+        self._generation_services = []
+        with self._requests_lock:
+            for stream in self._requests.values():
+                stream.cancel()
 
-    def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """Free everything that configure made."""
-        self.stop()
-        return TransitionCallbackReturn.SUCCESS
+    def _adjust(self, changes: Mapping[str, Any]) -> None:
+        """`max_waiting` is read for each request; the period is the timer's."""
+        if "diagnostics_period" in changes:
+            self._timer.timer_period_ns = round(changes["diagnostics_period"] * 1e9)
 
-    def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """The same, from any state."""
-        self.stop()
-        return TransitionCallbackReturn.SUCCESS
-
-    def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """One teardown path, also for a half-built state."""
-        self.stop()
-        return TransitionCallbackReturn.SUCCESS
-
-    def stop(self) -> None:
-        """End every request and free everything. Idempotent."""
-        self._end_requests()
-        if self._capsules is not None:
-            self._capsules.destroy()
-            self._capsules = None
-        if self._engine is not None:
-            self._engine.close()
-            self._engine.session.store.close()
-            self._engine = None
-        self._publish_status()
+    def _teardown(self) -> None:
+        """Free everything that configure made. Idempotent."""
+        capsules, self._capsules = self._capsules, None
+        engine, self._engine = self._engine, None
+        if capsules is not None:
+            self._attempt("destroying endpoints", capsules.destroy)
+        if engine is not None:
+            self._attempt("closing", engine.close)
+            self._attempt("closing", engine.session.store.close)
+        if self._reporter is not None:
+            self._attempt("ending diagnostics", self._reporter.close)
+        del capsules, engine
+        gc.collect()  # the engine and its session know each other
 
     def _configure(self) -> None:
         model = self._load()
+        self._stage("capturing and warming up plans")
         arena = model.arena()
         decoder = model.bind(arena)
         store = Store(arena.device, directory=read(self, "capsule_directory") or None)
@@ -145,6 +152,8 @@ class LanguageNode(LifecycleNode):
         self._engine.start()
         self._runner = VerbRunner(self, self._engine, read(self, "verb_timeout"))
         self._capsules = CapsuleServices(self, self._engine, self._runner, self._group)
+        assert self._reporter is not None
+        self._reporter.open(self._engine, read(self, "model"), read(self, "backend"))
 
     def _load(self) -> LanguageModel:
         path = read(self, "model")
@@ -152,7 +161,7 @@ class LanguageNode(LifecycleNode):
             raise ValueError(
                 "parameter 'model' is empty, expected a checkpoint directory or GGUF file"
             )
-        self.get_logger().info(f"adopting '{path}'")
+        self._stage(f"adopting '{path}'")
         return adopt(
             path,
             max_context=read(self, "max_context"),
@@ -188,6 +197,8 @@ class LanguageNode(LifecycleNode):
                 del self._requests[request_id]
         self._publish_end(request_id, str(generated.finish))
         self._fill(response, generated)
+        if self._reporter is not None:
+            self._reporter.generated(generated)
         message = f"{len(generated.tokens)} tokens, ended by {generated.finish}"
         done = self._runner.outcome(Code.OK, "")
         return answer(response, done, message)
@@ -259,14 +270,6 @@ class LanguageNode(LifecycleNode):
 
         return answer(response, self._runner.run("cancel", verb), "it ends at the next boundary")
 
-    def _end_requests(self) -> None:
-        for service in self._generation_services:
-            self.destroy_service(service)
-        self._generation_services = []
-        with self._requests_lock:
-            for stream in self._requests.values():
-                stream.cancel()
-
     # -- messages --------------------------------------------------------------------------
 
     def _fill(self, response: Generate.Response, generated: Generated) -> None:
@@ -303,25 +306,14 @@ class LanguageNode(LifecycleNode):
             )
         )
 
-    def _publish_status(self) -> None:
-        now = self.get_clock().now().to_msg()
-        message = RuntimeStatus(header=Header(stamp=now), last_error=self._last_error)
-        engine = self._engine
-        if engine is not None:
-            session = engine.session
-            capsules = session.capsules()
-            message.state = RuntimeStatus.RUNNING if engine.busy else RuntimeStatus.WAITING
-            if session.needs_reset:
-                message.state, message.reason = RuntimeStatus.NEEDS_RESET, session.fault
-            message.model = read(self, "model")
-            message.fingerprint = session.fingerprint.digest()
-            message.session = session.id
-            message.boundary = session.live.number
-            message.step = session.live.step
-            message.epoch = session.epoch
-            message.capsules = len(capsules)
-            message.capsule_bytes = sum(info.own_bytes for info in capsules)
-        self._status.publish(message)
+    def _report(self) -> None:
+        if self._reporter is not None:
+            self._reporter.publish_status(self._engine, self._last_error)
+
+    def _report_periodically(self) -> None:
+        self._report()
+        if self._reporter is not None and self._engine is not None:
+            self._reporter.publish_diagnostics(self._engine, len(self._requests))
 
 
 def main(args: list[str] | None = None) -> int:

@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import math
-
 from diagnostic_msgs.msg import DiagnosticStatus
 from rclpy.node import Node
 
 from flashrt_ros.policies import EngineState, EngineStatus
-from flashrt_ros.ros.diagnostics import DiagnosticsPublisher
-from flashrt_ros.ros.meters import Meters, Rates, Samples
+from flashrt_ros.ros.diagnostics import DiagnosticsPublisher, percentiles
+from flashrt_ros.ros.meters import Meters, Rates
 from flashrt_ros.ros.policy_inputs import PolicyInputs
 from flashrt_ros.runtime import Store
 
@@ -61,7 +59,7 @@ class PolicyDiagnostics:
             self._policy(status),
             self._timing(status, {name: rates[name] for name in sent}),
             self._received(rates),
-            self._capsules(),
+            self._publisher.capsules(self._store),
         )
 
     def _policy(self, status: EngineStatus) -> DiagnosticStatus:
@@ -87,7 +85,7 @@ class PolicyDiagnostics:
             ("tick to publish", meters.tick_to_publish),
             ("observation to command", meters.observation_to_command),
         ):
-            values |= _percentiles(name, samples)
+            values |= percentiles(name, samples)
         misses = getattr(status, "deadline_misses", 0)
         values["deadline misses"] = misses
         fresh, self._misses = misses - self._misses, misses
@@ -114,36 +112,3 @@ class PolicyDiagnostics:
             return self._publisher.status("inputs", _WARN, message, values)
         level = _WARN if inputs.errors else _OK
         return self._publisher.status("inputs", level, inputs.last_error or "complete", values)
-
-    def _capsules(self) -> DiagnosticStatus:
-        values: dict[str, object] = {}
-        full = []
-        for row in self._store.statistics():
-            values[f"{row.tier} capsules"] = row.capsules
-            values[f"{row.tier} bytes"] = row.used_bytes
-            values[f"{row.tier} budget bytes"] = "none" if row.budget is None else row.budget
-            if row.budget and row.used_bytes > 0.9 * row.budget:
-                full.append(str(row.tier))
-        counters = self._store.counters
-        values |= {
-            "demotions": counters.demotions,
-            "evictions": counters.evictions,
-            "loads from disk": counters.loads,
-            "failed moves": counters.failures,
-            "files refused": len(self._store.refused),
-        }
-        if counters.failures:
-            message = f"{counters.failures} moves between tiers failed"
-            return self._publisher.status("capsules", _WARN, message, values)
-        if full:
-            message = f"over nine tenths of the budget: {', '.join(full)}"
-            return self._publisher.status("capsules", _WARN, message, values)
-        return self._publisher.status("capsules", _OK, "within budget", values)
-
-
-def _percentiles(name: str, samples: Samples) -> dict[str, object]:
-    """p50 and p99 in ms, or `-` before anything was measured."""
-    return {
-        f"{name} {percent} ms": "-" if math.isnan(value) else value * 1e3
-        for percent, value in zip(("p50", "p99"), samples.percentiles(), strict=True)
-    }
