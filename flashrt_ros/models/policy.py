@@ -110,6 +110,32 @@ class TwinPolicy(PolicyModel, Protocol):
         ...
 
 
+@runtime_checkable
+class TakesConditioning(Protocol):
+    """A policy whose tick can be led by the chunk under way (real-time chunking).
+
+    guided: set before `bind`: plans are captured that can be led. A tick that is told nothing, or
+    `frozen` 0, gives bit for bit what a policy that was bound without it gives.
+    """
+
+    name: str
+    guided: bool
+
+    def write_conditioning(self, *, frozen: int, elapsed_ns: int, guidance_milli: int) -> None:
+        """What the next tick, and only that one, reads beside observation and instruction.
+
+        The same numbers on the same state and inputs give the same chunk bit for bit.
+
+        frozen: leading points that are taken over from the last tick's chunk, 0: none, and the
+        chunk is free; elapsed_ns: from the begin of that chunk to the new observation, ns;
+        guidance_milli: the largest guidance weight, in thousandths.
+
+        Raises ValueError naming a number that cannot be, or for `frozen` above 0 where the plans
+        were captured without `guided`.
+        """
+        ...
+
+
 def write_inputs(
     model: PolicyModel,
     images: Mapping[str, np.ndarray],

@@ -8,17 +8,20 @@ at most, and after a verb has answered nothing of an older epoch leaves the engi
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from flashrt_ros.models.policy import PolicyModel
+from flashrt_ros.models.policy import PolicyModel, write_inputs
+from flashrt_ros.policies.action_space import ActionSpaces
+from flashrt_ros.policies.execution import ChunkExecutor, Progress
 from flashrt_ros.policies.guard import CommandGuard
 from flashrt_ros.policies.motion import Motion
 from flashrt_ros.policies.observation import Observation
@@ -26,15 +29,13 @@ from flashrt_ros.policies.output import ChunkOutput, CommandOutput, EngineEvent,
 from flashrt_ros.policies.pilot import Pilot
 from flashrt_ros.policies.status import Ends, EngineOptions, EngineState, EngineStatus, Halt
 from flashrt_ros.policies.trajectory import Trajectory
-from flashrt_ros.runtime import Event, RestoreReport, Session, StateItem
+from flashrt_ros.runtime import Event, RestoreReport, Session, SessionHost, StateItem
 from flashrt_ros.runtime.errors import InvalidArgument, NotReady, UnknownInstruction
-
-T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
 
-class PolicyEngine:
+class PolicyEngine(SessionHost):
     """Hosts a policy: ticks on observations, commits boundaries, applies verbs, moves or holds.
 
     Args:
@@ -44,9 +45,11 @@ class PolicyEngine:
         clock: the time that observations are stamped in, ns.
         options: see `EngineOptions`.
         guard: every command passes it on its way out; None: all may.
+        spaces: what the policy's actions mean; None: absolute positions.
 
     Raises:
-        ValueError: the policy doesn't know the words of `options.instruction`.
+        ValueError: the policy doesn't know the words of `options.instruction`, or cannot be
+            executed as `options.execution` says.
     """
 
     def __init__(
@@ -58,9 +61,10 @@ class PolicyEngine:
         clock: Callable[[], int] = time.time_ns,
         options: EngineOptions | None = None,
         guard: CommandGuard | None = None,
+        spaces: ActionSpaces | None = None,
     ) -> None:
+        super().__init__(session)
         self.model = model
-        self.session = session
         self.options = options or EngineOptions()
         self._listener = listener
         self._clock = clock
@@ -69,7 +73,14 @@ class PolicyEngine:
             self.options.hold_duration,
             clock=clock,
             guard=guard,
+            spaces=spaces,
             lockstep=self.options.lockstep,
+        )
+        execution = self.options.execution
+        relative = spaces is not None and spaces.any_relative
+        execution.check(model, lockstep=self.options.lockstep, relative=relative)
+        self._executor = ChunkExecutor(
+            model, execution, lockstep=self.options.lockstep, progress=self._progress
         )
         self._lock = threading.Lock()
         self._mailbox: Observation | None = None
@@ -77,10 +88,11 @@ class PolicyEngine:
         self._active = False
         self._halt: Halt | None = None
         self._motion = Motion.REPLAN
-        self._seen: np.ndarray | None = None
         self._not_before_ns = 0
         self._last_observation: Observation | None = None
         self._read: Observation | None = None
+        self._pending: Trajectory | None = None
+        self._conditioning: Mapping[str, Any] = {}
         self._untold: Event | None = None
         self._events = 0
         self._ticks = 0
@@ -93,7 +105,8 @@ class PolicyEngine:
         self._thread = threading.Thread(target=self._run, name="flashrt-replay", daemon=True)
         model.check_instruction(self._instruction)
         model.write_instruction(self._instruction)
-        self._register_state()
+        session.register_state(self._instruction_item())
+        session.register_state(self._executor.state_item())
         self._unsubscribe = session.subscribe(self._on_session_event)
 
     # -- life cycle, any thread ------------------------------------------------------------
@@ -165,26 +178,10 @@ class PolicyEngine:
             self._last_observation = None
             self._not_before_ns = 0
             self._pilot.forget()
+            self._executor.drop()
             self._tell("CLOCK_JUMP", Motion.REPLAN)
 
         return self.submit(apply)
-
-    # -- verbs, any thread -----------------------------------------------------------------
-
-    def submit(self, verb: Callable[[Session], T]) -> Future[T]:
-        """Queue a verb for the next gap between replays."""
-
-        def apply(session: Session) -> T:
-            try:
-                return verb(session)
-            finally:
-                self._refresh()
-
-        return self.session.submit(apply)
-
-    def call(self, verb: Callable[[Session], T], timeout: float | None = None) -> T:
-        """`submit` and wait."""
-        return self.submit(verb).result(timeout)
 
     # -- verbs, replay thread: pass these to `submit` --------------------------------------
 
@@ -297,17 +294,16 @@ class PolicyEngine:
     def _tick(self, observation: Observation) -> None:
         started = time.perf_counter()
         try:
-            self.model.write_observation(observation.images, observation.positions)
+            taken_up = self._executor.begin(observation.stamp_ns)
+            if taken_up is not None:
+                self._pilot.running = taken_up
+            write_inputs(self.model, observation.images, observation.positions, observation.vectors)
+            conditioning = self._executor.condition(observation.stamp_ns)
             replaying = time.perf_counter()
             self.model.tick()
             replay_s = time.perf_counter() - replaying
-            chunk = self.model.chunk()
-            trajectory = Trajectory(
-                observation.stamp_ns,
-                (np.arange(chunk.shape[0]) + 1) * self.model.spec.chunk_dt,
-                np.asarray(chunk, dtype=np.float64),
-                self._pilot.commanded_at(observation.stamp_ns, observation.positions),
-            )
+            actions = self.model.chunk()
+            chunk = self._pilot.chunk(observation, actions, self.model.spec.chunk_dt)
         except Exception as error:
             # The buffers may be half-way into a step: no boundary describes them any more.
             logger.exception("tick failed")
@@ -315,24 +311,48 @@ class PolicyEngine:
             self._on_fault(f"tick failed: {error}", observation.stamp_ns, Ends.VERB)
             return
         inference_s = time.perf_counter() - started
-        self._seen = observation.positions
         self._read = observation
+        # What a replay needs beside observation and instruction, and what it must come to.
+        digest = hashlib.blake2b(np.ascontiguousarray(actions).data, digest_size=16).hexdigest()
+        self._conditioning = {"chunk_digest": digest}
+        if conditioning:
+            self._conditioning |= {"conditioning": dict(conditioning)}
         inputs = observation.digest() + self._instruction.encode()
+        now_ns = self._now(observation.stamp_ns) + self._executor.simulated_delay_ns
+        planned = self._executor.execute(chunk, now_ns, self._pilot.running)
+        # Capsules of this boundary hold its chunk, although it is not sent before the commit.
+        self._pending = None if planned is None else self._pilot.executed(planned, now_ns)
         self.session.commit(stamp_ns=observation.stamp_ns, inputs=inputs)
+        self._pending = None
         self._ticks += 1
-        command = self._move(trajectory)
-        if not command.is_hold:
-            stamps = observation.stamps
-            output = ChunkOutput(command, self._instruction, stamps, inference_s, replay_s)
-            self._listener.on_chunk(output)
+        if planned is None:
+            late_s = (now_ns - chunk.start_ns) * 1e-9
+            reason = f"the chunk was over when it was there, {late_s:.2f} s after its observation"
+            self._on_fault(reason, observation.stamp_ns)
+            return
+        command = self._move(planned, now_ns)
+        if command is not None:
+            self._listener.on_chunk(
+                ChunkOutput(
+                    command,
+                    self._instruction,
+                    observation.stamps,
+                    inference_s,
+                    replay_s,
+                    execution=str(self.options.execution.mode),
+                    frozen_points=int(conditioning.get("frozen", 0)),
+                )
+            )
 
-    def _move(self, trajectory: Trajectory) -> CommandOutput:
-        """Command a trajectory; one that the guard refuses has become a hold, and why is said."""
-        command = self._pilot.move(self.session, trajectory)
+    def _move(self, trajectory: Trajectory, now_ns: int) -> CommandOutput | None:
+        """Command a trajectory; None if the guard refused it: it has become a hold, as is said."""
+        command = self._pilot.move(self.session, trajectory, now_ns)
         if self._pilot.refused:
+            self._executor.drop()
             self._faults += 1
             self._last_error = self._pilot.refused
             self._halt = Halt(self._pilot.refused, self._clock(), Ends.OBSERVATION)
+            return None
         return command
 
     def _move_state(
@@ -350,33 +370,52 @@ class PolicyEngine:
     def _settle(self, motion: Motion, reason: str = "held by a restore") -> Motion:
         """Do what a verb says about motion; returns what was done."""
         now_ns = self._clock()
-        if motion is Motion.CONTINUE and not self._may_continue():
+        if motion is Motion.CONTINUE:
+            self._executor.suspend()
+        rest = self._rest(now_ns) if motion is Motion.CONTINUE else None
+        if motion is Motion.CONTINUE and rest is None:
             motion = Motion.REPLAN
         self._halt = None
         self._not_before_ns = now_ns
         if motion is Motion.HOLD:
+            self._executor.suspend()
             self._halt = Halt(reason, now_ns, Ends.VERB)
+        elif motion is Motion.REPLAN:
+            self._executor.drop()
         if not self._active:
             return motion
         if not self.options.lockstep:
             # What a controller still executes belongs to the old epoch: replace it at once.
-            if motion is Motion.CONTINUE:
-                self._move(self._chunk_from(now_ns))
+            if rest is not None:
+                motion = Motion.HOLD if self._move(rest, now_ns) is None else motion
             else:
                 self._pilot.hold(self.session, now_ns, immediate=True)
         return motion
 
-    def _may_continue(self) -> bool:
-        measured = self._pilot.measured
-        if self._seen is None or measured is None:
-            return False
-        return bool(np.max(np.abs(measured - self._seen)) <= self.options.continue_tolerance)
+    def _rest(self, now_ns: int) -> Trajectory | None:
+        """What is left of the chunk under way, if the joints are where they were then."""
+        left, measured = self._executor.left, self._pilot.measured
+        if left is None or left.measured is None or measured is None:
+            return None
+        if np.max(np.abs(measured - left.measured)) > self.options.continue_tolerance:
+            return None
+        return self._executor.take_up(now_ns)
 
-    def _chunk_from(self, start_ns: int) -> Trajectory:
-        chunk = np.asarray(self.model.chunk(), dtype=np.float64)
-        times = (np.arange(chunk.shape[0]) + 1) * self.model.spec.chunk_dt
-        assert self._pilot.measured is not None  # _may_continue saw it
-        return Trajectory(start_ns, times, chunk, self._pilot.measured)
+    def _progress(self) -> Progress:
+        """How far the trajectory has come that the joints follow now."""
+        last = self._last_observation
+        if self.options.lockstep:  # what was measured since is no part of the run
+            at_ns = 0 if last is None else last.stamp_ns
+            measured = None if last is None else last.positions
+        else:
+            at_ns, measured = self._clock(), self._pilot.measured
+        if self._pending is not None:
+            return Progress(self._pending, at_ns, measured)
+        return Progress(None if self._pilot.holding else self._pilot.running, at_ns, measured)
+
+    def _now(self, stamp_ns: int) -> int:
+        """The time: in lockstep that of the observation, for the world waits for its answer."""
+        return stamp_ns if self.options.lockstep else self._clock()
 
     def _on_fault(self, reason: str, stamp_ns: int | None, ends: Ends = Ends.OBSERVATION) -> None:
         self._faults += 1
@@ -387,6 +426,7 @@ class PolicyEngine:
         now_ns = self._clock()
         if self._halt is None or self._halt.ends is not Ends.VERB:
             fresh = self._halt is None
+            self._executor.suspend()
             self._halt = Halt(reason, now_ns, ends)
             if fresh and not self.options.lockstep:
                 self._pilot.hold(self.session, now_ns, immediate=True)
@@ -407,6 +447,7 @@ class PolicyEngine:
 
     def _set_active(self, active: bool) -> None:
         if self._active and not active:
+            self._executor.suspend()
             self._halt = None
             if not self.options.lockstep:
                 self._pilot.hold(self.session, self._clock(), immediate=True)
@@ -426,34 +467,19 @@ class PolicyEngine:
             names = ", ".join(f"{value.name} ({value})" for value in allowed)
             raise InvalidArgument(f"motion {motion!r} is not possible here, expected {names}")
 
-    def _wake(self) -> None:
-        self.session.submit(lambda session: None)
+    def _after_verb(self) -> None:
+        self._refresh()
 
-    def _register_state(self) -> None:
-        def check_instruction(value: Any) -> None:
+    def _instruction_item(self) -> StateItem:
+        def check(value: Any) -> None:
             if not isinstance(value, str):
                 raise ValueError(f"instruction in the capsule is {value!r}, expected a string")
             self.model.check_instruction(value)
 
-        def set_instruction(value: Any) -> None:
+        def put(value: Any) -> None:
             self._instruction = value
 
-        joints = len(self.model.spec.joint_names)
-
-        def check_seen(value: Any) -> None:
-            if value is not None and len(value) != joints:
-                raise ValueError(f"{len(value)} joint positions in the capsule, expected {joints}")
-
-        def get_seen() -> list[float] | None:
-            return None if self._seen is None else [float(x) for x in self._seen]
-
-        def set_seen(value: Any) -> None:
-            self._seen = None if value is None else np.array(value, dtype=np.float64)
-
-        self.session.register_state(
-            StateItem("instruction", lambda: self._instruction, check_instruction, set_instruction)
-        )
-        self.session.register_state(StateItem("joints_seen", get_seen, check_seen, set_seen))
+        return StateItem("instruction", lambda: self._instruction, check, put)
 
     def _on_session_event(self, event: Event) -> None:
         kind = event.kind.name
@@ -461,7 +487,8 @@ class PolicyEngine:
             self._untold = event
         elif kind != "EPOCH":  # that one is told by the verb that raised it
             read = self._read if kind == "COMMIT" else None
-            self._tell(kind, Motion.UNCHANGED, source=event, read=read)
+            detail = self._conditioning if read is not None else None
+            self._tell(kind, Motion.UNCHANGED, source=event, read=read, detail=detail)
 
     def _tell(
         self,

@@ -30,6 +30,9 @@ class CommandOutput:
     machine one with a start time could arrive when it is over, and a controller refuses that."""
     limited_points: int = 0
     """Points that the guard changed."""
+    running: Trajectory | None = None
+    """The trajectory as it is executed: from where the joints are commanded to be when it is sent,
+    over the points that are still to come."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,9 @@ class ChunkOutput:
     inference_s: float
     replay_s: float = 0.0
     """The part of `inference_s` that the plan's replay took."""
+    execution: str = "synchronous"
+    frozen_points: int = 0
+    """Leading points that real-time chunking took over from the chunk under way."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,8 @@ class EngineEvent:
     request_id: str = ""
     """Of the request behind it, where no verb is being applied: the end of a run, say."""
     detail: Mapping[str, Any] = field(default_factory=dict)
+    """Of a COMMIT: `chunk_digest`, a BLAKE2b-128 (hex) of the policy's chunk, and `conditioning`,
+    the whole numbers that the tick read beside observation and instruction (none: left out)."""
 
 
 class EngineListener(Protocol):

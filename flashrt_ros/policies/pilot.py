@@ -5,10 +5,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
+from flashrt_ros.policies.action_space import ActionSpaces
+from flashrt_ros.policies.execution.splice import joined
 from flashrt_ros.policies.guard import CommandContext, CommandGuard, OpenGate
+from flashrt_ros.policies.observation import Observation
 from flashrt_ros.policies.output import CommandOutput, EngineListener
 from flashrt_ros.policies.trajectory import Trajectory, hold
 from flashrt_ros.runtime import Session
@@ -25,7 +29,8 @@ class Pilot:
         hold_duration: time from its start to the one point of a hold, s.
         clock: the engine's, ns.
         guard: every command passes it; None: all may.
-        lockstep: a refused trajectory's hold answers its observation, so it keeps the stamp.
+        spaces: what the actions mean; None: absolute positions.
+        lockstep: commands answer observations: they begin when the observation was made.
         ledger_length: how many of the last commands are remembered.
     """
 
@@ -36,6 +41,7 @@ class Pilot:
         *,
         clock: Callable[[], int],
         guard: CommandGuard | None = None,
+        spaces: ActionSpaces | None = None,
         lockstep: bool = False,
         ledger_length: int = 1024,
     ) -> None:
@@ -43,8 +49,10 @@ class Pilot:
         self._clock = clock
         self._lockstep = lockstep
         self._guard = guard if guard is not None else OpenGate()
+        self._spaces = spaces if spaces is not None else ActionSpaces()
         self.hold_duration = hold_duration
-        self._trajectory: Trajectory | None = None
+        self.running: Trajectory | None = None
+        """What the joints were told last, as a controller executes it: without a jump."""
         self._held: np.ndarray | None = None
         self.ledger: deque[CommandOutput] = deque(maxlen=ledger_length)
         self.measured: np.ndarray | None = None
@@ -52,36 +60,61 @@ class Pilot:
         self.refused = ""
         """Why the guard turned the last trajectory into a hold; empty: it did not."""
 
+    @property
+    def holding(self) -> bool:
+        """Whether the joints were told to stay, or nothing yet."""
+        return self.running is None or self._held is not None
+
     def commanded_at(self, time_ns: int, otherwise: np.ndarray) -> np.ndarray:
         """Where the joints are commanded to be at a time, `[joints]`; else `otherwise`."""
-        if self._trajectory is None:
-            return otherwise.copy()
-        return self._trajectory.at(time_ns)
+        if self.running is None:
+            return self._spaces.at_rest(otherwise)
+        return self.running.at(time_ns)
 
-    def move(self, session: Session, trajectory: Trajectory) -> CommandOutput:
-        """Command a trajectory. A guard that refuses it makes it a hold, see `refused`."""
+    def chunk(self, observation: Observation, actions: np.ndarray, dt: float) -> Trajectory:
+        """A policy's chunk `[points, joints]`, begun at its observation, as a trajectory.
+
+        Raises ValueError for a value that is not finite.
+        """
+        return Trajectory(
+            observation.stamp_ns,
+            (np.arange(actions.shape[0]) + 1) * dt,
+            self._spaces.absolute(actions, observation.positions),
+            self.commanded_at(observation.stamp_ns, observation.positions),
+            self._spaces.velocity,
+        )
+
+    def executed(self, trajectory: Trajectory, now_ns: int) -> Trajectory:
+        """A trajectory as it is executed when it is sent now."""
+        return joined(trajectory, now_ns, self.commanded_at(now_ns, trajectory.origin))
+
+    def move(self, session: Session, trajectory: Trajectory, now_ns: int) -> CommandOutput | None:
+        """Command a trajectory. A guard that refuses it makes it a hold, see `refused`.
+
+        None where the guard lets nothing pass at all.
+        """
         if self._held is not None:
             self._guard.resumed()
             self._held = None
         self.refused = ""
-        return self._send(session, trajectory, is_hold=False)
+        return self._send(session, trajectory, now_ns, is_hold=False)
 
     def hold(self, session: Session, start_ns: int, *, immediate: bool) -> CommandOutput | None:
         """Command the joints to stay. Nothing is sent while no position is known.
 
         The position is where they were commanded to be (else measured) when the hold began, and
         stays the same however often a hold is repeated: measured positions sag under gravity, and
-        following them would let the arm sink.
+        following them would let the arm sink. Velocities (a twist's) are 0.
         """
         if self._held is None:
-            if self._trajectory is not None:
-                self._held = self._trajectory.at(start_ns)
+            if self.running is not None:
+                self._held = self._spaces.at_rest(self.running.at(start_ns))
             elif self.measured is not None:
-                self._held = self.measured.copy()
+                self._held = self._spaces.at_rest(self.measured)
             else:
                 return None
         staying = hold(self._held, start_ns, self.hold_duration)
-        return self._send(session, staying, is_hold=True, immediate=immediate)
+        return self._send(session, staying, start_ns, is_hold=True, immediate=immediate)
 
     def repeat(self) -> None:
         """Send the last command once more, unchanged: its receiver missed it."""
@@ -90,21 +123,32 @@ class Pilot:
 
     def forget(self) -> None:
         """Time went back: what was commanded has no meaning any more."""
-        self._trajectory = None
+        self.running = None
         self._held = None
         self.measured = None
         self._guard.forget()
 
     def _send(
-        self, session: Session, trajectory: Trajectory, is_hold: bool, immediate: bool = False
-    ) -> CommandOutput:
+        self,
+        session: Session,
+        trajectory: Trajectory,
+        now_ns: int,
+        is_hold: bool,
+        immediate: bool = False,
+    ) -> CommandOutput | None:
         """The one way out: every command passes the guard here, and nothing is sent elsewhere."""
-        context = CommandContext(self._clock(), self._trajectory, self.measured, is_hold)
+        context = CommandContext(now_ns, self.running, self.measured, is_hold)
         guarded = self._guard.check(trajectory, context)
         if guarded.refused:
             self.refused = guarded.refused
-            self._held = guarded.trajectory.positions[-1].copy()
             is_hold, immediate = True, immediate or not self._lockstep
+        if guarded.trajectory is None:
+            return None
+        sent = replace(guarded.trajectory, velocity=self._spaces.velocity)
+        if is_hold:  # the guard may have to brake, and the joints then stay where that ends
+            self._held = self._spaces.at_rest(sent.positions[-1])
+        # A hold begins where the joints are to stay, and its velocities at once.
+        running = joined(sent, now_ns, sent.origin) if is_hold else self.executed(sent, now_ns)
         self.sequence += 1
         live = session.live
         command = CommandOutput(
@@ -112,12 +156,13 @@ class Pilot:
             live.number,
             live.step,
             self.sequence,
-            guarded.trajectory,
+            sent,
             is_hold,
             immediate,
             guarded.limited_points,
+            running,
         )
-        self._trajectory = guarded.trajectory
+        self.running = running
         self.ledger.append(command)
         self._listener.on_command(command)
         return command

@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from flashrt_ros.policies.execution.modes import ExecutionOptions
+
 
 class EngineState(Enum):
     """The same meanings as the constants of `msg/RuntimeStatus.msg`."""
@@ -30,6 +32,7 @@ class EngineOptions:
             where it is, for `CONTINUE`, rad or m.
         observation_timeout: hold when no observation came for this long, s; 0: never.
         hold_duration: time from now to the one point of a hold, s.
+        execution: what is done with a new chunk while another is under way.
     """
 
     instruction: str = "wait"
@@ -37,6 +40,7 @@ class EngineOptions:
     continue_tolerance: float = 0.05
     observation_timeout: float = 0.5
     hold_duration: float = 0.1
+    execution: ExecutionOptions = ExecutionOptions()
 
 
 class Ends(Enum):

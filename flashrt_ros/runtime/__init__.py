@@ -8,6 +8,7 @@ from .difference import BufferDiff
 from .errors import Code, RuntimeFault
 from .events import Event, EventKind, RestoreReport
 from .fingerprint import Fingerprint, MatchPolicy, device_family, text_digest, weights_digest
+from .host import SessionHost
 from .layout import Layout
 from .lineage import BoundaryRecord
 from .live import StateItem
@@ -40,6 +41,7 @@ __all__ = [
     "Role",
     "RuntimeFault",
     "Session",
+    "SessionHost",
     "ShapeKey",
     "StateItem",
     "Store",

@@ -23,10 +23,9 @@ from flashrt_ros.models.language.decoder import Decoder
 from flashrt_ros.models.language.generation import Finish, Generator, Limits, Started, Step
 from flashrt_ros.models.language.prefix import PrefixRegistry, Reuse
 from flashrt_ros.models.language.sampling import Sampling
-from flashrt_ros.runtime import RestoreReport, Session
+from flashrt_ros.runtime import RestoreReport, Session, SessionHost
 from flashrt_ros.runtime.errors import Cancelled, InvalidArgument, NotReady, RuntimeFault
 
-T = TypeVar("T")
 Motion = TypeVar("Motion", bound=int)
 
 logger = logging.getLogger(__name__)
@@ -167,7 +166,7 @@ class _Active:
         )
 
 
-class LanguageEngine:
+class LanguageEngine(SessionHost):
     """Generates on one session, request after request, and applies verbs in between.
 
     Args:
@@ -177,7 +176,7 @@ class LanguageEngine:
     """
 
     def __init__(self, decoder: Decoder, session: Session, *, prefix_capacity: int = 64) -> None:
-        self.session = session
+        super().__init__(session)
         self.decoder = decoder
         self.prefixes = PrefixRegistry(session, prefix_capacity) if prefix_capacity else None
         self.generator = Generator(decoder, session, prefixes=self.prefixes)
@@ -253,16 +252,6 @@ class LanguageEngine:
     @property
     def busy(self) -> bool:
         return self._active is not None
-
-    # -- verbs, any thread
-
-    def submit(self, verb: Callable[[Session], T]) -> Future[T]:
-        """Queue a verb for the next gap between replays."""
-        return self.session.submit(verb)
-
-    def call(self, verb: Callable[[Session], T], timeout: float | None = None) -> T:
-        """`submit` and wait."""
-        return self.submit(verb).result(timeout)
 
     # -- verbs, replay thread: pass these to `submit`
 
@@ -377,6 +366,3 @@ class LanguageEngine:
             self._waiting.append(stream)
         self._wake()
         return stream
-
-    def _wake(self) -> None:
-        self.session.submit(lambda session: None)
