@@ -23,7 +23,6 @@ import pytest
 
 if TYPE_CHECKING:  # every pytest run of an environment loads this module: it must stay light
     from flashrt_ros.replay.outcome import ReplayReport
-    from flashrt_ros.replay.pool import BagOutcome
 
 Replay = Callable[..., "Replayed"]
 
@@ -110,7 +109,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--replay-html", type=Path, help="write a page about the replayed bags here")
 
 
-_REPLAYED = pytest.StashKey["list[BagOutcome]"]()
+_REPLAYED = pytest.StashKey[list[tuple[Path, "ReplayReport"]]]()
 
 
 @pytest.fixture
@@ -122,7 +121,6 @@ def replay(request: pytest.FixtureRequest) -> Replay:
     """
     from flashrt_ros.replay import offline
     from flashrt_ros.replay.parsing import open_run
-    from flashrt_ros.replay.pool import BagOutcome
 
     outcomes = request.config.stash.setdefault(_REPLAYED, [])
 
@@ -140,7 +138,7 @@ def replay(request: pytest.FixtureRequest) -> Replay:
         report = offline.replay(
             run, model=model, tolerance=tolerance, from_boundary=from_boundary, until=until
         )
-        outcomes.append(BagOutcome(run.path, report))
+        outcomes.append((run.path, report))
         return Replayed(report)
 
     return run_bag
@@ -151,6 +149,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     target: Path | None = session.config.getoption("--replay-html", None)
     outcomes = session.config.stash.get(_REPLAYED, [])
     if target is not None and outcomes:
-        from flashrt_ros.replay.page import write_page  # matplotlib only where it is needed
+        # matplotlib only where it is needed.
+        from flashrt_ros.replay.page import write_page
+        from flashrt_ros.replay.pool import BagOutcome
 
-        write_page(outcomes, target)
+        write_page([BagOutcome(path, report) for path, report in outcomes], target)
