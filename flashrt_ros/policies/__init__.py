@@ -4,7 +4,7 @@
 Nothing in this layer knows ROS; `flashrt_ros.ros` converts messages to and from these types.
 """
 
-from flashrt_ros.policies.assembler import ObservationAssembler, Pairing
+from flashrt_ros.policies.assembler import ObservationAssembler
 from flashrt_ros.policies.engine import PolicyEngine
 from flashrt_ros.policies.motion import Motion
 from flashrt_ros.policies.observation import Observation
@@ -24,7 +24,6 @@ __all__ = [
     "Motion",
     "Observation",
     "ObservationAssembler",
-    "Pairing",
     "PolicyEngine",
     "Trajectory",
 ]

@@ -1,140 +1,329 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Single inputs in, complete observations out."""
+"""Single inputs in, complete observations out; every rule about the time of inputs."""
 
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Mapping
-from enum import Enum
+from dataclasses import dataclass
 
 import numpy as np
 
+from flashrt_ros.policies.contract import (
+    BelowRate,
+    CameraInput,
+    Contract,
+    JointsInput,
+    SensorInput,
+    StampSource,
+)
 from flashrt_ros.policies.observation import JOINTS, Observation
+from flashrt_ros.policies.rate import RateMeter
+
+Arrived = tuple[int, np.ndarray]
+"""Stamp, ns, and array of one message, as `ros.decoding.decode` gives them."""
 
 
-class Pairing(Enum):
-    """Which joint state belongs to an image."""
+class StampsWentBack(Exception):
+    """An input's stamps began anew, in its past: every input is to be cleared, the epoch raised."""
 
-    EXACT = "exact"
-    """The one with the same stamp: a simulator in lockstep, or synchronised hardware."""
-    NEAREST = "nearest"
-    """The newest one, if its stamp is within the largest skew: ordinary robots."""
+
+@dataclass(frozen=True)
+class InputReport:
+    """One input as diagnostics show it. age_s, rate: None while they can't be told."""
+
+    name: str
+    required: bool
+    age_s: float | None
+    rate: float | None
+    required_rate: float | None
+    dropped: int
+    left_out: int
+
+
+def compose(contract: Contract, arrived: Mapping[str, Arrived]) -> Observation:
+    """An observation of these inputs, by name; its stamp is that of the oldest awaited one.
+
+    A replay that knows which messages a tick saw makes the very same observation of them.
+
+    Raises:
+        KeyError: a required input is not among them, or the contract has no such input.
+    """
+    for name in arrived:
+        contract.input(name)
+    images = {each.name: arrived[each.name][1] for each in contract.cameras if _has(each, arrived)}
+    vectors = {each.name: arrived[each.name][1] for each in contract.vectors if _has(each, arrived)}
+    positions = np.empty(len(contract.joint_names), dtype=np.float64)
+    sources: dict[str, tuple[int, ...]] = {}
+    for source in contract.joints:
+        sources[source.name] = tuple(contract.joint_names.index(name) for name in source.joints)
+        positions[list(sources[source.name])] = arrived[source.name][1]
+    if list(sources) == [JOINTS]:
+        sources = {}
+    stamps = {each.name: arrived[each.name][0] for each in contract.inputs if each.name in arrived}
+    anchor_ns = min(
+        stamps[each.name]
+        for each in contract.inputs
+        if each.timing.await_new and each.name in stamps
+    )
+    return Observation(anchor_ns, images, positions, stamps, vectors, sources)
+
+
+def _has(source: SensorInput, arrived: Mapping[str, Arrived]) -> bool:
+    return source.required or source.name in arrived
 
 
 class ObservationAssembler:
-    """Collects inputs and gives an observation when every camera has a new image.
+    """Collects inputs and gives an observation when every awaited input has a new message.
 
-    Nothing is invented: while an input has not spoken, or is too old, there is no observation and
-    `missing()` names it. Messages out of order and duplicates are counted and dropped, except
-    that the newest complete set may be given again (`repeat=True`), as a simulator in lockstep
-    asks for it when an answer was lost.
+    Nothing is invented: while a required input has not spoken, is too old, too far from the others
+    or comes too slowly where the contract says hold, there is no observation and `obstacles()`
+    says why. An optional input in such a state is left out. Messages out of order and duplicates
+    are counted and dropped.
+
+    In lockstep wall time decides nothing: every input is required and awaited, all with the same
+    stamp, ages and rates are not judged, and the newest complete set is given again when its
+    messages come again, as a simulator asks for it when an answer was lost.
 
     Args:
-        cameras: camera name to `(height, width, channels)`.
-        joints: number of joints.
-        pairing: which joint state belongs to an image.
-        max_skew_s: largest difference between the stamps of one observation, s.
-        repeat: give a complete set again when its messages come again.
+        contract: checked against the policy.
+        lockstep: a world that waits for an answer to each observation.
+        max_skew_s: for inputs and contracts that do not say, s.
+
+    Raises:
+        ValueError: lockstep with an input that is stamped at its receipt.
     """
 
     def __init__(
-        self,
-        cameras: Mapping[str, tuple[int, int, int]],
-        joints: int,
-        *,
-        pairing: Pairing = Pairing.NEAREST,
-        max_skew_s: float = 0.1,
-        repeat: bool = False,
+        self, contract: Contract, *, lockstep: bool = False, max_skew_s: float = 0.1
     ) -> None:
-        self._cameras = dict(cameras)
-        self._joints = joints
-        self._pairing = pairing
-        # What must be new before there is an observation again. A policy without a camera ticks
-        # on joint states.
-        self._awaited = frozenset(self._cameras)
-        if pairing is Pairing.EXACT or not self._cameras:
-            self._awaited |= {JOINTS}
+        self.contract = contract
+        self._lockstep = lockstep
+        self._inputs = {each.name: each for each in contract.inputs}
+        unstamped = [n for n, each in self._inputs.items() if _is_unstamped(each)]
+        if lockstep and unstamped:
+            raise ValueError(
+                f"lockstep: {', '.join(unstamped)} stamped at receipt; expected stamps from the "
+                "header, by which a simulator's messages belong together"
+            )
+        self._awaited = {n for n, each in self._inputs.items() if lockstep or each.timing.await_new}
         self.max_skew_s = max_skew_s
-        self._repeat = repeat
+        """May change between messages."""
+        self._meters = {
+            name: RateMeter(each.timing.rate)
+            for name, each in self._inputs.items()
+            if each.timing.rate is not None and not lockstep
+        }
         self._lock = threading.Lock()
-        self._images: dict[str, tuple[int, np.ndarray]] = {}
-        self._positions: tuple[int, np.ndarray] | None = None
+        self._newest: dict[str, Arrived] = {}
         self._fresh: set[str] = set()
-        self.dropped = 0
+        self._back: dict[str, int] = {}
+        self.drops: Counter[str] = Counter()
+        """Messages out of order, duplicate, or before the clock began, by input."""
+        self.left_out: Counter[str] = Counter()
+        """Observations without an optional input, by input."""
+
+    @property
+    def dropped(self) -> int:
+        """Of all inputs together."""
+        return self.drops.total()
 
     def clear(self) -> None:
         """Forget every input: the clock jumped back, or the node was deactivated."""
         with self._lock:
-            self._images.clear()
-            self._positions = None
+            self._newest.clear()
             self._fresh.clear()
+            self._back.clear()
+            for meter in self._meters.values():
+                meter.clear()
 
-    def add_image(self, camera: str, stamp_ns: int, image: np.ndarray) -> Observation | None:
-        """Add a uint8 rgb image `[height, width, 3]`.
+    def add(self, name: str, stamp_ns: int, array: np.ndarray, now_ns: int) -> Observation | None:
+        """Add a message's array.
 
-        Raises:
-            KeyError: the policy has no such camera.
-            ValueError: the image has another shape or dtype than the policy takes.
-        """
-        expected = self._cameras[camera]
-        if image.shape != expected or image.dtype != np.uint8:
-            raise ValueError(
-                f"image of camera '{camera}' is {image.dtype} {image.shape}, "
-                f"expected uint8 {expected}"
-            )
-        with self._lock:
-            known = self._images.get(camera)
-            if known is not None and self._is_stale(stamp_ns, known[0]):
-                self.dropped += 1
-                return None
-            self._images[camera] = (stamp_ns, image)
-            self._fresh.add(camera)
-            return self._complete()
-
-    def add_joints(self, stamp_ns: int, positions: np.ndarray) -> Observation | None:
-        """Add joint positions `[joints]` in the policy's order.
+        Args:
+            name: of the input.
+            stamp_ns: of the message, ns.
+            array: as `ros.decoding.decode` gives it.
+            now_ns: the node's clock, ns.
 
         Raises:
-            ValueError: wrong length, or a value that is not finite.
+            KeyError: the contract has no such input.
+            ValueError: an array of another shape or dtype, or a value that is not finite; a stamp
+                of zero, or in the future.
+            StampsWentBack: see there.
         """
-        if positions.shape != (self._joints,):
-            raise ValueError(f"joint state has shape {positions.shape}, expected ({self._joints},)")
-        if not np.all(np.isfinite(positions)):
-            raise ValueError(f"joint state {positions.tolist()} has a value that is not finite")
+        source = self._inputs[name]
+        self._check_array(source, array)
         with self._lock:
-            if self._positions is not None and self._is_stale(stamp_ns, self._positions[0]):
-                self.dropped += 1
+            if not self._lockstep and now_ns == 0:  # use_sim_time, and nothing on /clock yet
+                self.drops[name] += 1
                 return None
-            self._positions = (stamp_ns, positions)
-            self._fresh.add(JOINTS)
-            return self._complete() if JOINTS in self._awaited else None
+            self._check_stamp(source, stamp_ns, now_ns)
+            newest = self._newest.get(name)
+            if newest is not None and self._is_old(stamp_ns, newest[0]):
+                self.drops[name] += 1
+                self._look_back(name, stamp_ns, newest[0])
+                return None
+            self._back.pop(name, None)
+            self._newest[name] = (stamp_ns, array)
+            self._fresh.add(name)
+            if name in self._meters:
+                self._meters[name].add(now_ns)
+            return self._complete(now_ns) if name in self._awaited else None
 
     def missing(self) -> list[str]:
-        """Names of the inputs that have not spoken since the last `clear`."""
+        """Names of the required inputs that have not spoken since the last `clear`."""
         with self._lock:
-            names = [name for name in self._cameras if name not in self._images]
-            return names if self._positions is not None else [*names, JOINTS]
+            return [n for n in self._inputs if self._is_required(n) and n not in self._newest]
+
+    def obstacles(self, now_ns: int) -> dict[str, str]:
+        """Why no observation can be complete now: input to reason; without those that never spoke.
+
+        Empty in lockstep, where nothing is judged by the clock.
+        """
+        with self._lock:
+            return {
+                name: reason
+                for name in self._newest
+                if self._is_required(name) and (reason := self._unusable(name, now_ns))
+            }
+
+    def slow(self, now_ns: int) -> dict[str, str]:
+        """Inputs that come more slowly than their required rate, and what there is to say."""
+        with self._lock:
+            return {
+                name: self._slowness(name, meter.rate(now_ns) or 0.0)
+                for name, meter in self._meters.items()
+                if meter.is_below(now_ns)
+            }
+
+    def reports(self, now_ns: int) -> list[InputReport]:
+        """What diagnostics show, one an input."""
+        with self._lock:
+            return [self._report(name, now_ns) for name in self._inputs]
 
     def newest_ns(self) -> dict[str, int]:
         """Input name to the stamp of its newest message, ns."""
         with self._lock:
-            stamps = {name: stamp for name, (stamp, _) in self._images.items()}
-            if self._positions is not None:
-                stamps[JOINTS] = self._positions[0]
-            return stamps
+            return {name: stamp for name, (stamp, _) in self._newest.items()}
 
-    def _is_stale(self, stamp_ns: int, newest_ns: int) -> bool:
-        return stamp_ns < newest_ns if self._repeat else stamp_ns <= newest_ns
+    def positions(self) -> np.ndarray | None:
+        """The newest joint positions, `[joints]`; None while a joint has not been heard of."""
+        names = self.contract.joint_names
+        with self._lock:
+            if any(source.name not in self._newest for source in self.contract.joints):
+                return None
+            positions = np.empty(len(names), dtype=np.float64)
+            for source in self.contract.joints:
+                indices = [names.index(joint) for joint in source.joints]
+                positions[indices] = self._newest[source.name][1]
+            return positions
 
-    def _complete(self) -> Observation | None:
-        if self._positions is None or not self._awaited <= self._fresh:
+    # -- under the lock ---------------------------------------------------------------------
+
+    def _check_array(self, source: SensorInput, array: np.ndarray) -> None:
+        if isinstance(source, CameraInput):
+            expected = (*source.size, 3) if source.size is not None else array.shape
+            if array.shape != expected or array.dtype != np.uint8:
+                raise ValueError(
+                    f"image of camera '{source.name}' is {array.dtype} {array.shape}, "
+                    f"expected uint8 {expected}"
+                )
+            return
+        length = len(source.joints) if isinstance(source, JointsInput) else source.length
+        if array.shape != (length,):
+            raise ValueError(f"'{source.name}' has shape {array.shape}, expected ({length},)")
+        if not np.all(np.isfinite(array)):
+            raise ValueError(f"'{source.name}' is {array.tolist()}: a value is not finite")
+
+    def _check_stamp(self, source: SensorInput, stamp_ns: int, now_ns: int) -> None:
+        if self._lockstep:
+            return
+        # A simulator's first message may truly be of time 0.
+        if stamp_ns == 0 and now_ns > 1_000_000_000:
+            raise ValueError(
+                f"stamp of '{source.name}' is 0, expected the time of acquisition; a driver that "
+                "does not stamp needs stamp: receipt in the contract"
+            )
+        tolerance_s = self.contract.time.future_tolerance
+        ahead_s = (stamp_ns - now_ns) * 1e-9
+        if ahead_s > tolerance_s:
+            raise ValueError(
+                f"stamp of '{source.name}' is {ahead_s:.3f} s in the future ({stamp_ns * 1e-9:.3f} "
+                f"against {now_ns * 1e-9:.3f}), expected at most {tolerance_s} s: are the clocks "
+                "in step, and use_sim_time the same everywhere?"
+            )
+
+    def _look_back(self, name: str, stamp_ns: int, newest_ns: int) -> None:
+        """One message that is far behind is late; a second that goes on from it is a new time."""
+        if newest_ns - stamp_ns <= round(self.contract.time.jump_back * 1e9):
+            return
+        before_ns = self._back.get(name)
+        self._back[name] = stamp_ns
+        if before_ns is not None and before_ns < stamp_ns:
+            raise StampsWentBack(
+                f"stamps of '{name}' went back by {(newest_ns - stamp_ns) * 1e-9:.3f} s"
+            )
+
+    def _is_old(self, stamp_ns: int, newest_ns: int) -> bool:
+        return stamp_ns < newest_ns if self._lockstep else stamp_ns <= newest_ns
+
+    def _is_required(self, name: str) -> bool:
+        return self._lockstep or self._inputs[name].required
+
+    def _complete(self, now_ns: int) -> Observation | None:
+        if not self._awaited <= self._fresh:
             return None
-        stamps = {name: stamp for name, (stamp, _) in self._images.items()}
-        stamps[JOINTS] = self._positions[0]
-        anchor_ns = min((stamps[name] for name in self._cameras), default=self._positions[0])
-        skew_ns = max(stamps.values()) - min(stamps.values())
-        if skew_ns > (0 if self._pairing is Pairing.EXACT else round(self.max_skew_s * 1e9)):
-            return None
+        anchor_ns = min(self._newest[name][0] for name in self._awaited)
+        usable: dict[str, Arrived] = {}
+        for name in self._inputs:
+            arrived = self._newest.get(name)
+            if arrived is not None and self._fits(name, anchor_ns, now_ns):
+                usable[name] = arrived
+            elif self._is_required(name):
+                return None
+            else:
+                self.left_out[name] += 1
         self._fresh.clear()
-        images = {name: image for name, (_, image) in self._images.items()}
-        return Observation(anchor_ns, images, self._positions[1].copy(), stamps)
+        return compose(self.contract, usable)
+
+    def _fits(self, name: str, anchor_ns: int, now_ns: int) -> bool:
+        distance_ns = abs(self._newest[name][0] - anchor_ns)
+        if self._lockstep:
+            return distance_ns == 0
+        asked = (self._inputs[name].timing.max_skew, self.contract.time.max_skew, self.max_skew_s)
+        skew_s = next(value for value in asked if value is not None)
+        return distance_ns <= round(skew_s * 1e9) and not self._unusable(name, now_ns)
+
+    def _unusable(self, name: str, now_ns: int) -> str:
+        """Why this input can't be used now, whatever the others are; empty: it can."""
+        if self._lockstep:
+            return ""
+        timing = self._inputs[name].timing
+        age_s = (now_ns - self._newest[name][0]) * 1e-9
+        if timing.max_age is not None and age_s > timing.max_age:
+            return f"{name} is {age_s:.3f} s old, at most {timing.max_age} s is allowed"
+        meter = self._meters.get(name)
+        if meter is not None and timing.below_rate is BelowRate.HOLD and meter.is_below(now_ns):
+            return self._slowness(name, meter.rate(now_ns) or 0.0)
+        return ""
+
+    def _slowness(self, name: str, rate: float) -> str:
+        return f"{name} comes at {rate:.1f} Hz, {self._inputs[name].timing.rate} Hz is required"
+
+    def _report(self, name: str, now_ns: int) -> InputReport:
+        arrived, meter = self._newest.get(name), self._meters.get(name)
+        return InputReport(
+            name=name,
+            required=self._is_required(name),
+            age_s=None if arrived is None else (now_ns - arrived[0]) * 1e-9,
+            rate=None if meter is None else meter.rate(now_ns),
+            required_rate=None if meter is None else meter.required,
+            dropped=self.drops[name],
+            left_out=self.left_out[name],
+        )
+
+
+def _is_unstamped(source: SensorInput) -> bool:
+    return source.timing.stamp is StampSource.RECEIPT or not source.type.stamped

@@ -274,8 +274,9 @@ class TimeRules:
 class Contract:
     """Inputs and outputs of a policy node.
 
-    source: the file, or what else it is from; text: the file's content, empty for a default;
-    lines: of the sections, by name.
+    joint_names: the policy's, in its order, known once the contract is checked against it; source:
+    the file, or what else it is from; text: the file's content, empty for a default; lines: of the
+    sections, by name.
     """
 
     cameras: tuple[CameraInput, ...] = ()
@@ -284,6 +285,7 @@ class Contract:
     instruction: Input | None = None
     outputs: tuple[Output, ...] = ()
     time: TimeRules = TimeRules()
+    joint_names: tuple[str, ...] = ()
     source: str = ""
     text: str = field(default="", repr=False)
     lines: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from flashrt_ros.models.policy import PolicySpec
 from flashrt_ros.policies.contract import (
     INSTRUCTION,
+    BelowRate,
     CameraInput,
     Contract,
     ContractError,
@@ -85,7 +86,14 @@ class _Check:
             first = replace(joints[0], timing=replace(joints[0].timing, await_new=True))
             joints = (first, *joints[1:])
         outputs = tuple(self._output(output) for output in contract.outputs)
-        return replace(contract, cameras=cameras, joints=joints, vectors=vectors, outputs=outputs)
+        return replace(
+            contract,
+            cameras=cameras,
+            joints=joints,
+            vectors=vectors,
+            outputs=outputs,
+            joint_names=self._spec.joint_names,
+        )
 
     def _complain(self, line: int, text: str) -> None:
         self.problems.append(Problem(self._contract.source, line, text))
@@ -119,6 +127,16 @@ class _Check:
                 f"'{source.name}' is not required, but the policy cannot do without it; expected "
                 f"required: true (optional for this policy: {_listed(self._spec.optional)})",
             )
+        for asked, key in (
+            (source.timing.await_new, "await_new: true"),
+            (source.timing.below_rate is BelowRate.HOLD, "below_rate: hold"),
+        ):
+            if asked and not source.required:
+                self._complain(
+                    source.line,
+                    f"'{source.name}' has {key} and is not required; an optional input cannot "
+                    "stop the policy: it is left out",
+                )
 
     def _camera(self, camera: CameraInput) -> CameraInput:
         if camera.name not in self._spec.cameras:

@@ -1,27 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a policy node listens to: images, joint states, the instruction."""
+"""What a policy node listens to: the topics of its contract."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
+from geometry_msgs.msg import WrenchStamped
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
+from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecycleNode
+from rclpy.qos import QoSProfile
 from rclpy.qos_overriding_options import QoSOverridingOptions
-from sensor_msgs.msg import Image, JointState
-from std_msgs.msg import String
+from sensor_msgs.msg import CompressedImage, Image, JointState
+from std_msgs.msg import Float64MultiArray, String
 
-from flashrt_ros.models.policy import PolicySpec
 from flashrt_ros.policies import (
     Ends,
+    EngineState,
     Observation,
     ObservationAssembler,
-    Pairing,
     PolicyEngine,
 )
-from flashrt_ros.ros import conversions, images, qos
+from flashrt_ros.policies.assembler import StampsWentBack
+from flashrt_ros.policies.contract import (
+    INSTRUCTION,
+    BelowRate,
+    Contract,
+    Input,
+    JointsInput,
+    MessageType,
+    SensorInput,
+)
+from flashrt_ros.ros import qos
+from flashrt_ros.ros.decoding import decode_array, stamp_of
 
+_CLASSES: Mapping[MessageType, Any] = {
+    MessageType.IMAGE: Image,
+    MessageType.COMPRESSED_IMAGE: CompressedImage,
+    MessageType.JOINT_STATE: JointState,
+    MessageType.WRENCH: WrenchStamped,
+    MessageType.ARRAY: Float64MultiArray,
+    MessageType.STRING: String,
+}
 _OVERRIDABLE = QoSOverridingOptions.with_default_policies()
 
 
@@ -29,108 +51,155 @@ class PolicyInputs:
     """Subscribes to the inputs, checks every message, and offers complete observations.
 
     A bad message is counted, named in the diagnostics and makes the arm hold until the next good
-    observation; it never raises out of a callback.
+    observation; it never raises out of a callback. One of an optional input is counted and named
+    only. An input that grows too old, or comes too slowly where the contract says hold, holds the
+    arm likewise.
 
     Args:
         node: the node.
         engine: gets the observations and faults.
-        spec: what the policy takes.
-        lockstep: every observation is answered, images and joints carry the same stamp.
-        max_skew: largest difference of the stamps in one observation, s.
+        contract: checked against the engine's policy.
+        lockstep: every observation is answered, all inputs carry the same stamp.
+        max_skew: for inputs and contracts that do not say, s.
+
+    Raises:
+        ValueError: lockstep with an input that has no stamp.
     """
 
     def __init__(
         self,
         node: LifecycleNode,
         engine: PolicyEngine,
-        spec: PolicySpec,
+        contract: Contract,
         *,
         lockstep: bool,
         max_skew: float,
     ) -> None:
         self._node = node
         self._engine = engine
-        self._spec = spec
+        self.contract = contract
         self.errors: Counter[str] = Counter()
         self.received: Counter[str] = Counter()
         self.last_error = ""
-        self.assembler = ObservationAssembler(
-            spec.cameras,
-            len(spec.joint_names),
-            pairing=Pairing.EXACT if lockstep else Pairing.NEAREST,
-            max_skew_s=max_skew,
-            repeat=lockstep,
-        )
+        self.sources: dict[str, tuple[str, str]] = {}
+        """Input name to the topic, fully resolved, and its type."""
+        self.assembler = ObservationAssembler(contract, lockstep=lockstep, max_skew_s=max_skew)
+        self._told: set[str] = set()
+        self._subscriptions: list[Any] = []
+        self._timer: Any = None
         group = MutuallyExclusiveCallbackGroup()
-        profile = qos.LOCKSTEP_INPUT if lockstep else qos.SENSOR
-        options = {"callback_group": group, "qos_overriding_options": _OVERRIDABLE}
-        self._subscriptions = [
-            node.create_subscription(
-                Image, f"{camera}/image_raw", self._image_callback(camera), profile, **options
-            )
-            for camera in spec.cameras
-        ]
-        self._subscriptions += [
-            node.create_subscription(
-                JointState, "joint_states", self._on_joint_state, profile, **options
-            ),
-            node.create_subscription(
-                String, "instruction", self._on_instruction, 10, callback_group=group
-            ),
-        ]
+        sensor = qos.LOCKSTEP_INPUT if lockstep else qos.SENSOR
+        for source in contract.inputs:
+            self._subscribe(source, self._sensor_callback(source), sensor, group)
+        if contract.instruction is not None:
+            self._subscribe(contract.instruction, self._on_instruction, qos.INSTRUCTION, group)
+        if not lockstep and any(_can_expire(source) for source in contract.inputs):
+            # Ages grow without messages, so somebody has to look. On a clock that never stands
+            # still: it is the node's clock that ages are measured with.
+            steady = Clock(clock_type=ClockType.STEADY_TIME)
+            self._timer = node.create_timer(0.05, self._watch, callback_group=group, clock=steady)
 
     def destroy(self) -> None:
         """Remove the subscriptions from the node."""
+        if self._timer is not None:
+            self._node.destroy_timer(self._timer)
+            self._timer = None
         for subscription in self._subscriptions:
             self._node.destroy_subscription(subscription)
         self._subscriptions = []
 
-    def _image_callback(self, camera: str) -> Callable[[Image], None]:
-        def on_image(message: Image) -> None:
-            stamp_ns = conversions.to_ns(message.header.stamp)
-            self.received[camera] += 1
+    def _subscribe(
+        self, source: Input, callback: Callable[[Any], None], default: QoSProfile, group: Any
+    ) -> None:
+        subscription = self._node.create_subscription(
+            _CLASSES[source.type],
+            source.topic,
+            callback,
+            default if source.qos is None else qos.of_contract(source.qos),
+            callback_group=group,
+            # An instruction's QoS is no parameter: whoever misses one does something else.
+            qos_overriding_options=None if source.name == INSTRUCTION else _OVERRIDABLE,
+        )
+        self._subscriptions.append(subscription)
+        self.sources[source.name] = (subscription.topic_name, str(source.type))
+
+    def _sensor_callback(self, source: SensorInput) -> Callable[[Any], None]:
+        def on_message(message: Any) -> None:
+            now_ns = int(self._node.get_clock().now().nanoseconds)
+            self.received[source.name] += 1
+            stamp_ns = stamp_of(source, message, now_ns)
             try:
-                image = images.to_rgb(message)
-                observation = self.assembler.add_image(camera, stamp_ns, image)
+                array = decode_array(source, message)
+                observation = self.assembler.add(source.name, stamp_ns, array, now_ns)
             except ValueError as error:
-                self._refuse(camera, str(error), stamp_ns)
+                self._refuse(source, str(error), stamp_ns)
+            except StampsWentBack as jump:
+                self._begin_anew(str(jump))
             else:
+                if isinstance(source, JointsInput):
+                    positions = self.assembler.positions()
+                    if positions is not None:
+                        self._engine.measure(positions)
                 self._offer(observation)
 
-        return on_image
-
-    def _on_joint_state(self, message: JointState) -> None:
-        stamp_ns = conversions.to_ns(message.header.stamp)
-        self.received["joint_states"] += 1
-        try:
-            positions = conversions.joint_positions(message, self._spec.joint_names)
-            observation = self.assembler.add_joints(stamp_ns, positions)
-        except ValueError as error:
-            self._refuse("joint_states", str(error), stamp_ns)
-        else:
-            self._engine.measure(positions)
-            self._offer(observation)
+        return on_message
 
     def _on_instruction(self, message: String) -> None:
-        self.received["instruction"] += 1
+        self.received[INSTRUCTION] += 1
         text = message.data
 
         def verb(_: object) -> None:
             try:
                 self._engine.set_instruction(text)
             except Exception as error:
-                self._refuse("instruction", str(error), None, Ends.INSTRUCTION)
+                self._fault(INSTRUCTION, str(error), None, Ends.INSTRUCTION)
 
         self._engine.submit(verb)
 
     def _offer(self, observation: Observation | None) -> None:
         if observation is not None:
+            self._told.clear()
             self._engine.offer(observation)
 
-    def _refuse(
-        self, source: str, reason: str, stamp_ns: int | None, ends: Ends = Ends.OBSERVATION
-    ) -> None:
-        self.errors[source] += 1
-        self.last_error = f"{source}: {reason}"
+    def _watch(self) -> None:
+        """Hold the arm when an input has become unusable with time; once, until it is usable."""
+        if self._engine.status.state is EngineState.INACTIVE:
+            return
+        obstacles = self.assembler.obstacles(int(self._node.get_clock().now().nanoseconds))
+        # A verb may have ended the hold meanwhile: the obstacle is still there.
+        moving = self._engine.status.state is EngineState.RUNNING
+        for name, reason in obstacles.items():
+            if name not in self._told or moving:
+                self._node.get_logger().warning(reason, throttle_duration_sec=1.0)
+                self._engine.fault(reason)
+        self._told = set(obstacles)
+
+    def _begin_anew(self, reason: str) -> None:
+        """A sender's time went back though the node's clock did not: a bag played in a loop."""
+        self._node.get_logger().warning(
+            f"{reason}: inputs dropped, epoch raised", throttle_duration_sec=1.0
+        )
+        self.assembler.clear()
+        self._engine.clock_jumped()
+
+    def _refuse(self, source: SensorInput, reason: str, stamp_ns: int) -> None:
+        if source.required:
+            self._fault(source.name, reason, stamp_ns, Ends.OBSERVATION)
+        else:
+            self._count(source.name, reason)
+
+    def _count(self, name: str, reason: str) -> None:
+        self.errors[name] += 1
+        self.last_error = f"{name}: {reason}"
         self._node.get_logger().warning(self.last_error, throttle_duration_sec=1.0)
+
+    def _fault(self, name: str, reason: str, stamp_ns: int | None, ends: Ends) -> None:
+        self._count(name, reason)
         self._engine.fault(self.last_error, stamp_ns=stamp_ns, ends=ends)
+
+
+def _can_expire(source: SensorInput) -> bool:
+    timing = source.timing
+    return timing.max_age is not None or (
+        timing.rate is not None and timing.below_rate is BelowRate.HOLD
+    )

@@ -13,25 +13,23 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from rclpy.callback_groups import ReentrantCallbackGroup
 from rclpy.clock import Clock, ClockType, JumpThreshold
 from rclpy.duration import Duration
 
 from flashrt_ros.models import load_policy
 from flashrt_ros.policies import EngineOptions, PolicyEngine
-from flashrt_ros.ros.capsule_services import CapsuleServices
+from flashrt_ros.policies.contract_file import load_contract
 from flashrt_ros.ros.managed_node import ManagedNode
 from flashrt_ros.ros.meters import Meters
 from flashrt_ros.ros.parameters import read
+from flashrt_ros.ros.planner_surface import PlannerSurface
 from flashrt_ros.ros.policy_inputs import PolicyInputs
 from flashrt_ros.ros.policy_outputs import PolicyOutputs
 from flashrt_ros.ros.policy_parameters import PARAMETERS
 from flashrt_ros.ros.policy_parts import Parts
-from flashrt_ros.ros.policy_services import PolicyServices
 from flashrt_ros.ros.policy_status import PolicyReporter
 from flashrt_ros.ros.process import run_node
-from flashrt_ros.ros.run_info import RunInfoPublisher, default_sources
-from flashrt_ros.ros.verbs import VerbRunner
+from flashrt_ros.ros.run_info import RunInfoPublisher
 from flashrt_ros.runtime import Arena, AutoSnapshots, Session, Store
 
 _STEADY = Clock(clock_type=ClockType.STEADY_TIME)
@@ -44,7 +42,7 @@ class PolicyNode(ManagedNode):
     def __init__(self, name: str = "policy_node", **options: Any) -> None:
         self._parts = Parts()
         super().__init__(name, PARAMETERS, **options)
-        self._verb_group = ReentrantCallbackGroup()
+        self._surface = PlannerSurface(self)
         self._reporter = PolicyReporter(self, self._report)
         # Wall time: an operator is told of a node whose simulated clock stands still, too.
         self._timer = self.create_timer(
@@ -60,6 +58,11 @@ class PolicyNode(ManagedNode):
         )
         self._report()
 
+    @property
+    def answering(self) -> int:
+        """Calls of planners that wait for their answer."""
+        return self._surface.answering
+
     # -- life cycle, see ManagedNode ---------------------------------------------------------
 
     def _begin(self) -> None:
@@ -72,6 +75,7 @@ class PolicyNode(ManagedNode):
     def _pause(self) -> None:
         """Hold the arm and stop; the state stays."""
         if self._parts.engine is not None:
+            self._surface.pause()
             self._parts.engine.deactivate()
 
     def _adjust(self, changes: Mapping[str, Any]) -> None:
@@ -99,6 +103,8 @@ class PolicyNode(ManagedNode):
         name = read(self, "model")
         self._stage(f"loading '{name}'")
         parts.model = load_policy(name, device=read(self, "device"))
+        # Before plans are captured, which may take minutes.
+        parts.contract = load_contract(read(self, "contract"), parts.model.spec)
         arena = Arena(parts.model.buffer_specs(), device=read(self, "device"))
         self._stage(f"capturing and warming up plans ({read(self, 'backend')})")
         seed = read(self, "seed")
@@ -125,6 +131,7 @@ class PolicyNode(ManagedNode):
     def _open(self, parts: Parts) -> None:
         assert parts.model is not None
         assert parts.session is not None
+        assert parts.contract is not None
         spec = parts.model.spec
         lockstep = read(self, "lockstep")
         parts.outputs = PolicyOutputs(self, spec.joint_names, parts.session, self._reporter.changed)
@@ -144,26 +151,36 @@ class PolicyNode(ManagedNode):
         )
         parts.engine.start()
         parts.inputs = PolicyInputs(
-            self, parts.engine, spec, lockstep=lockstep, max_skew=read(self, "max_skew")
+            self, parts.engine, parts.contract, lockstep=lockstep, max_skew=read(self, "max_skew")
         )
-        runner = VerbRunner(self, parts.engine, read(self, "verb_timeout"))
-        parts.capsules = CapsuleServices(self, parts.engine, runner, self._verb_group)
-        parts.services = PolicyServices(self, parts.engine, runner, self._verb_group)
+        self._surface.attach(
+            parts.engine,
+            self._now_ns,
+            timeout=read(self, "verb_timeout"),
+            backend=read(self, "backend"),
+            evaluate=read(self, "evaluate"),
+        )
         parts.run_info = RunInfoPublisher(
-            self, parts.engine, read(self, "model"), default_sources(self, spec)
+            self,
+            parts.engine,
+            read(self, "model"),
+            parts.inputs.sources,
+            parts.contract.text,
         )
         self._reporter.open(parts, meters, read(self, "backend"))
 
     def _teardown(self) -> None:
         """Free whatever exists, newest first; tolerates a half-built state."""
         parts, self._parts = self._parts, Parts()
-        for endpoints in (parts.run_info, parts.services, parts.capsules, parts.inputs):
+        self._attempt("ending evaluations", self._surface.detach)
+        for endpoints in (parts.run_info, parts.inputs):
             if endpoints is not None:
                 self._attempt("destroying endpoints", endpoints.destroy)
         host = parts.engine or parts.session
         for memory in (host, parts.store):
             if memory is not None:
                 self._attempt("closing", memory.close)
+        self._attempt("ending runs", self._surface.close)
         if parts.outputs is not None:
             self._attempt("destroying publishers", parts.outputs.destroy)
         self._attempt("ending diagnostics", self._reporter.close)
@@ -196,7 +213,7 @@ class PolicyNode(ManagedNode):
 
 def main(args: list[str] | None = None) -> int:
     """Entry point of the executable `policy_node`."""
-    # One thread: a verb waits for the replay thread, which needs no callback, one tick at most.
+    # One thread: a verb that waits for the replay thread gives it back meanwhile.
     return run_node(PolicyNode, args, threads=1)
 
 

@@ -7,6 +7,12 @@ from flashrt_ros.ros.parameters import Parameter
 
 PARAMETERS = (
     Parameter("model", "cued_reach", "Checkpoint: a directory, or the name of a shipped one."),
+    Parameter(
+        "contract",
+        "",
+        "YAML file that maps topics to the policy's inputs and outputs (docs/contract.md); "
+        "empty: the default topics.",
+    ),
     Parameter("device", "cpu", "torch device of the buffers, such as cpu or cuda:0."),
     Parameter(
         "backend",
@@ -47,6 +53,7 @@ PARAMETERS = (
         live=True,
     ),
     Parameter("hold_duration", 0.1, "Time to the one point of a hold, s.", 0.001, 10.0, live=True),
+    Parameter("evaluate", True, "Keep a second arena beside the live one for `evaluate`."),
     Parameter("verb_timeout", 5.0, "Longest wait of a service for the replay thread, s.", 0.1, 600),
     Parameter(
         "capsule_directory",

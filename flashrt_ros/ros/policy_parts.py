@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from flashrt_ros.models.policy import PolicyModel
 from flashrt_ros.policies import PolicyEngine
-from flashrt_ros.ros.capsule_services import CapsuleServices
+from flashrt_ros.policies.contract import Contract
 from flashrt_ros.ros.policy_inputs import PolicyInputs
 from flashrt_ros.ros.policy_outputs import PolicyOutputs
-from flashrt_ros.ros.policy_services import PolicyServices
 from flashrt_ros.ros.run_info import RunInfoPublisher
 from flashrt_ros.runtime import Session, Store
 
@@ -20,11 +19,10 @@ class Parts:
     """What configure makes and teardown frees, in the order in which it is made."""
 
     model: PolicyModel | None = None
+    contract: Contract | None = None
     store: Store | None = None
     session: Session | None = None
     engine: PolicyEngine | None = None
     outputs: PolicyOutputs | None = None
     inputs: PolicyInputs | None = None
-    capsules: CapsuleServices | None = None
-    services: PolicyServices | None = None
     run_info: RunInfoPublisher | None = None

@@ -76,18 +76,6 @@ class RunInfoPublisher:
         self._node.destroy_publisher(self._publisher)
 
 
-def default_sources(node: Node, spec: PolicySpec) -> dict[str, tuple[str, str]]:
-    """Policy input to topic and type, as `PolicyInputs` subscribes without a contract."""
-    sources = {
-        camera: (node.resolve_topic_name(f"{camera}/image_raw"), "sensor_msgs/msg/Image")
-        for camera in spec.cameras
-    }
-    joints = node.resolve_topic_name("joint_states")
-    sources["joint_states"] = (joints, "sensor_msgs/msg/JointState")
-    sources["instruction"] = (node.resolve_topic_name("instruction"), "std_msgs/msg/String")
-    return sources
-
-
 def checkpoint_folder(model: str) -> Path:
     """Where `load_policy` finds a checkpoint: the folder itself, or a shipped one by its name."""
     folder = Path(model)
