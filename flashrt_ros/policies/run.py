@@ -11,9 +11,9 @@ One run at a time. What ends it, and with which code:
 | a tick failed: the state needs a reset | NEEDS_RESET | held already |
 | the node is deactivated or cleaned up | CANCELLED | held by that |
 
-A hold (interrupt, emergency stop, a missing observation) pauses the arm, not the run: its clock goes
-on, and `ticks` says how much of it was work. So does a restore or rollback to a state with the run's
-own instruction.
+A hold (interrupt, emergency stop, a missing observation) pauses the arm, not the run: its clock
+goes on, and `ticks` says how much of it was work. So does a restore or rollback to a state with the
+run's own instruction.
 """
 
 from __future__ import annotations

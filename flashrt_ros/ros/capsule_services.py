@@ -12,11 +12,12 @@ from std_srvs.srv import Trigger
 
 from flashrt_ros.policies import Motion
 from flashrt_ros.ros.conversions import to_capsule_info, to_ns
-from flashrt_ros.ros.verbs import Outcome, VerbHost, VerbRunner, answer
-from flashrt_ros.runtime import Code, RestoreReport, Role, Session, Tier
+from flashrt_ros.ros.verbs import Outcome, VerbRunner, answer, expectations, expected
+from flashrt_ros.runtime import CapsuleInfo, Code, RestoreReport, Role, Session, Tier
 from flashrt_ros.runtime.errors import InvalidArgument
 from flashrt_ros.srv import (
     DeleteCapsule,
+    Fork,
     ListCapsules,
     MoveCapsule,
     Restore,
@@ -24,17 +25,6 @@ from flashrt_ros.srv import (
     Snapshot,
     Verb,
 )
-
-
-def expected(value: int) -> int | None:
-    """A compare-and-swap field: -1 stands for any.
-
-    Raises:
-        InvalidArgument: another negative number.
-    """
-    if value < -1:
-        raise InvalidArgument(f"expected boundary or epoch is {value}: give -1 (any) or more")
-    return None if value == -1 else value
 
 
 def motion_of(value: int) -> Motion:
@@ -78,98 +68,103 @@ def tier_of(name: str) -> Tier:
         raise InvalidArgument(f"tier is '{name}', expected one of {names}") from None
 
 
+def target_of(request: Rollback.Request) -> dict[str, Any]:
+    """The one target of a rollback, as `Session.rollback` takes it.
+
+    Raises:
+        InvalidArgument: none, or more than one.
+    """
+    where = {
+        "count": request.count or None,
+        "boundary": expected(request.boundary),
+        "before_ns": to_ns(request.before) or None,
+        "name": request.name or None,
+    }
+    given = {key: value for key, value in where.items() if value is not None}
+    if len(given) != 1:
+        names = ", ".join(given) or "none"
+        raise InvalidArgument(
+            f"rollback got {names}: set exactly one of count, boundary, before and name"
+        )
+    return given
+
+
 class CapsuleServices:
-    """`~/capsule/*` and `~/reset` of a node.
+    """`~/capsule/*` and `~/reset` of a node, there for its whole life.
 
     Args:
         node: the node that offers the services.
-        host: hosts the session.
         runner: runs verbs for callbacks.
-        group: its callbacks wait for the replay thread, which needs no callback.
+        group: lets its callbacks run while others wait.
     """
 
-    def __init__(
-        self, node: Node, host: VerbHost, runner: VerbRunner, group: CallbackGroup
-    ) -> None:
-        self._node = node
-        self._host = host
+    def __init__(self, node: Node, runner: VerbRunner, group: CallbackGroup) -> None:
         self._runner = runner
-        self._services = [
+        for kind, name, callback in (
+            (Snapshot, "~/capsule/snapshot", self._snapshot),
+            (Restore, "~/capsule/restore", self._restore),
+            (Rollback, "~/capsule/rollback", self._rollback),
+            (Fork, "~/capsule/fork", self._fork),
+            (ListCapsules, "~/capsule/list", self._list),
+            (DeleteCapsule, "~/capsule/delete", self._delete),
+            (MoveCapsule, "~/capsule/move", self._move),
+            (Verb, "~/capsule/reset", self._reset),
+            (Trigger, "~/reset", self._reset_trigger),
+        ):
             node.create_service(kind, name, callback, callback_group=group)
-            for kind, name, callback in (
-                (Snapshot, "~/capsule/snapshot", self._snapshot),
-                (Restore, "~/capsule/restore", self._restore),
-                (Rollback, "~/capsule/rollback", self._rollback),
-                (ListCapsules, "~/capsule/list", self._list),
-                (DeleteCapsule, "~/capsule/delete", self._delete),
-                (MoveCapsule, "~/capsule/move", self._move),
-                (Verb, "~/capsule/reset", self._reset),
-                (Trigger, "~/reset", self._reset_trigger),
-            )
-        ]
 
-    def destroy(self) -> None:
-        """Remove the services from the node."""
-        for service in self._services:
-            self._node.destroy_service(service)
-        self._services = []
-
-    def _snapshot(self, request: Snapshot.Request, response: Snapshot.Response) -> Any:
-        def verb(session: Session) -> tuple[Any, Motion]:
+    async def _snapshot(self, request: Snapshot.Request, response: Snapshot.Response) -> Any:
+        def verb(session: Session) -> tuple[CapsuleInfo, Motion]:
+            session.require(**expectations(request))
             capsule = session.snapshot(
-                request.name,
-                overwrite=request.overwrite,
-                expected_boundary=expected(request.expected_boundary),
-                tags=tuple(request.tags),
-                pin=request.pin,
+                request.name, overwrite=request.overwrite, tags=tuple(request.tags), pin=request.pin
             )
             return session.store.info(capsule), Motion.UNCHANGED
 
-        outcome = self._runner.run("snapshot", verb)
+        outcome = await self._runner.run("snapshot", request, verb)
         if outcome.value is not None:
             response.capsule = to_capsule_info(outcome.value)
         return answer(response, outcome, f"snapshot of boundary {outcome.result.boundary}")
 
-    def _restore(self, request: Restore.Request, response: Restore.Response) -> Any:
+    async def _fork(self, request: Fork.Request, response: Fork.Response) -> Any:
+        def verb(session: Session) -> tuple[list[CapsuleInfo], Motion]:
+            session.require(**expectations(request))
+            branches = session.fork(
+                request.capsule or None,
+                count=request.count,
+                names=list(request.names),
+                tags=tuple(request.tags),
+            )
+            return [session.store.info(branch) for branch in branches], Motion.UNCHANGED
+
+        outcome = await self._runner.run("fork", request, verb)
+        response.capsules = [to_capsule_info(info) for info in outcome.value or []]
+        source = f"'{request.capsule}'" if request.capsule else "the live state"
+        return answer(response, outcome, f"{len(response.capsules)} capsules share {source}")
+
+    async def _restore(self, request: Restore.Request, response: Restore.Response) -> Any:
         def verb(session: Session) -> tuple[RestoreReport, Motion]:
-            return self._host.restore(
+            return self._runner.host.restore(
                 request.capsule,
                 motion_of(request.motion),
                 roles=roles_of(request.ablate_only_roles),
-                expected_boundary=expected(request.expected_boundary),
-                expected_epoch=expected(request.expected_epoch),
+                **expectations(request),
             )
 
-        outcome = self._runner.run("restore", verb)
-        if outcome.value is not None:
-            response.restored = list(outcome.value.restored)
-            response.state_digest = outcome.value.state_digest
+        outcome = await self._runner.run("restore", request, verb)
         return self._moved(response, outcome, "restored")
 
-    def _rollback(self, request: Rollback.Request, response: Rollback.Response) -> Any:
+    async def _rollback(self, request: Rollback.Request, response: Rollback.Response) -> Any:
         def verb(session: Session) -> tuple[RestoreReport, Motion]:
-            before_ns = to_ns(request.before)
-            where = {
-                "count": request.count or None,
-                "boundary": expected(request.boundary),
-                "before_ns": before_ns or None,
-                "name": request.name or None,
-            }
-            given = [key for key, value in where.items() if value is not None]
-            if len(given) != 1:
-                names = ", ".join(given) or "none"
-                raise InvalidArgument(
-                    f"rollback got {names}: set exactly one of count, boundary, before and name"
-                )
-            return self._host.rollback(
+            return self._runner.host.rollback(
                 motion_of(request.motion),
                 nearest=request.nearest,
-                expected_boundary=expected(request.expected_boundary),
-                expected_epoch=expected(request.expected_epoch),
-                **where,
+                **target_of(request),
+                **expectations(request),
             )
 
-        return self._moved(response, self._runner.run("rollback", verb), "rolled back")
+        outcome = await self._runner.run("rollback", request, verb)
+        return self._moved(response, outcome, "rolled back")
 
     def _moved(self, response: Any, outcome: Outcome, done: str) -> Any:
         report: RestoreReport | None = outcome.value
@@ -181,16 +176,18 @@ class CapsuleServices:
         response.rows_copied = report.rows_copied
         response.rows_shared = report.rows_shared
         response.steps_not_recomputed = report.steps_not_recomputed
+        response.restored = list(report.restored)
+        response.state_digest = report.state_digest
         motion = Motion(outcome.result.motion).name
         return answer(
             response, outcome, f"{done} to boundary {outcome.result.boundary}, motion {motion}"
         )
 
-    def _list(self, request: ListCapsules.Request, response: ListCapsules.Response) -> Any:
-        def verb(session: Session) -> tuple[Any, Motion]:
+    async def _list(self, request: ListCapsules.Request, response: ListCapsules.Response) -> Any:
+        def verb(session: Session) -> tuple[list[CapsuleInfo], Motion]:
             return session.capsules(), Motion.UNCHANGED
 
-        outcome = self._runner.run("list", verb)
+        outcome = await self._runner.run("list", request, verb)
         matching = [
             info
             for info in outcome.value or []
@@ -204,35 +201,39 @@ class CapsuleServices:
         response.capsules = [to_capsule_info(info) for info in matching[request.offset : end]]
         return answer(response, outcome, f"{len(matching)} capsules")
 
-    def _delete(self, request: DeleteCapsule.Request, response: DeleteCapsule.Response) -> Any:
-        def verb(session: Session) -> tuple[Any, Motion]:
+    async def _delete(
+        self, request: DeleteCapsule.Request, response: DeleteCapsule.Response
+    ) -> Any:
+        def verb(session: Session) -> tuple[int, Motion]:
+            session.require(**expectations(request))
             return session.drop(request.capsule), Motion.UNCHANGED
 
-        outcome = self._runner.run("delete", verb)
+        outcome = await self._runner.run("delete", request, verb)
         response.bytes_freed = outcome.value or 0
         return answer(response, outcome, f"deleted '{request.capsule}'")
 
-    def _move(self, request: MoveCapsule.Request, response: MoveCapsule.Response) -> Any:
-        def verb(session: Session) -> tuple[Any, Motion]:
+    async def _move(self, request: MoveCapsule.Request, response: MoveCapsule.Response) -> Any:
+        def verb(session: Session) -> tuple[CapsuleInfo, Motion]:
+            session.require(**expectations(request))
             return session.move(request.capsule, tier_of(request.tier)), Motion.UNCHANGED
 
-        outcome = self._runner.run("move", verb)
+        outcome = await self._runner.run("move", request, verb)
         if outcome.value is not None:
             response.info = to_capsule_info(outcome.value)
         return answer(response, outcome, f"'{request.capsule}' is on {request.tier}")
 
-    def _reset(self, request: Verb.Request, response: Verb.Response) -> Any:
+    async def _reset(self, request: Verb.Request, response: Verb.Response) -> Any:
         def verb(session: Session) -> tuple[RestoreReport, Motion]:
-            return self._host.reset(
-                motion_of(request.motion),
-                expected_boundary=expected(request.expected_boundary),
-                expected_epoch=expected(request.expected_epoch),
-            )
+            return self._runner.host.reset(motion_of(request.motion), **expectations(request))
 
-        return answer(response, self._runner.run("reset", verb), "reset to the first boundary")
+        outcome = await self._runner.run("reset", request, verb)
+        return answer(response, outcome, "reset to the first boundary")
 
-    def _reset_trigger(self, request: Trigger.Request, response: Trigger.Response) -> Any:
-        outcome = self._runner.run("reset", lambda session: self._host.reset(Motion.REPLAN))
+    async def _reset_trigger(self, request: Trigger.Request, response: Trigger.Response) -> Any:
+        def verb(session: Session) -> tuple[RestoreReport, Motion]:
+            return self._runner.host.reset(Motion.REPLAN)
+
+        outcome = await self._runner.run("reset", request, verb)
         response.success = outcome.code is Code.OK
         result = outcome.result
         response.message = outcome.message or (

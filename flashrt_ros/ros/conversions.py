@@ -19,20 +19,8 @@ from flashrt_ros.policies.contract import JointField
 from flashrt_ros.ros.decoding import joint_values
 from flashrt_ros.runtime import CapsuleInfo
 
-_EVENTS = {
-    "COMMIT": Boundary.COMMIT,
-    "SNAPSHOT": Boundary.SNAPSHOT,
-    "RESTORE": Boundary.RESTORE,
-    "ROLLBACK": Boundary.ROLLBACK,
-    "RESET": Boundary.RESET,
-    "INTERRUPT": Boundary.INTERRUPT,
-    "RESUME": Boundary.RESUME,
-    "INSTRUCTION": Boundary.INSTRUCTION,
-    "DROP": Boundary.DELETE,
-    "FORK": Boundary.FORK,
-    "MOVE": Boundary.MOVE,
-    "CLOCK_JUMP": Boundary.CLOCK_JUMP,
-}
+# Events whose name in the session is another one; the others are constants of Boundary themselves.
+_EVENTS = {"DROP": "DELETE"}
 
 
 def to_time(stamp_ns: int) -> Time:
@@ -127,7 +115,7 @@ def to_boundary(event: EngineEvent, session: str, seed: int, now: Time) -> Bound
     capsule = source.capsule if source is not None else None
     return Boundary(
         header=Header(stamp=now),
-        event=_EVENTS[event.kind],
+        event=getattr(Boundary, _EVENTS.get(event.kind, event.kind)),
         event_index=event.index,
         session=session,
         boundary=event.boundary,

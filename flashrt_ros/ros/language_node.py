@@ -29,6 +29,7 @@ from flashrt_ros.msg import Token
 from flashrt_ros.policies import Motion
 from flashrt_ros.ros import qos
 from flashrt_ros.ros.capsule_services import CapsuleServices
+from flashrt_ros.ros.evaluation_services import EvaluationServices
 from flashrt_ros.ros.language_status import LanguageReporter
 from flashrt_ros.ros.managed_node import ManagedNode
 from flashrt_ros.ros.parameters import Parameter, read
@@ -84,13 +85,15 @@ class LanguageNode(ManagedNode):
 
     def __init__(self, name: str = "language_node", **options: Any) -> None:
         self._engine: LanguageEngine | None = None
-        self._capsules: CapsuleServices | None = None
         self._reporter: LanguageReporter | None = None
         super().__init__(name, PARAMETERS, **options)
         self._requests: dict[str, Stream] = {}
         self._requests_lock = threading.Lock()
         self._generation_services: list[Any] = []
         self._group = ReentrantCallbackGroup()
+        self._runner = VerbRunner(self)
+        CapsuleServices(self, self._runner, self._group)
+        EvaluationServices(self, self._runner, self._group)  # which answer UNSUPPORTED
         self._tokens = self.create_publisher(Token, "~/tokens", qos.STREAM)
         self._reporter = LanguageReporter(self)
         self._timer = self.create_timer(
@@ -127,16 +130,14 @@ class LanguageNode(ManagedNode):
 
     def _teardown(self) -> None:
         """Free everything that configure made. Idempotent."""
-        capsules, self._capsules = self._capsules, None
         engine, self._engine = self._engine, None
-        if capsules is not None:
-            self._attempt("destroying endpoints", capsules.destroy)
+        self._runner.detach()
         if engine is not None:
             self._attempt("closing", engine.close)
             self._attempt("closing", engine.session.store.close)
         if self._reporter is not None:
             self._attempt("ending diagnostics", self._reporter.close)
-        del capsules, engine
+        del engine
         gc.collect()  # the engine and its session know each other
 
     def _configure(self) -> None:
@@ -150,8 +151,7 @@ class LanguageNode(ManagedNode):
             decoder, session, prefix_capacity=read(self, "prefix_capsules")
         )
         self._engine.start()
-        self._runner = VerbRunner(self, self._engine, read(self, "verb_timeout"))
-        self._capsules = CapsuleServices(self, self._engine, self._runner, self._group)
+        self._runner.attach(self._engine, read(self, "verb_timeout"))
         assert self._reporter is not None
         self._reporter.open(self._engine, read(self, "model"), read(self, "backend"))
 
@@ -252,7 +252,7 @@ class LanguageNode(ManagedNode):
         limits = Limits(max_tokens=request.max_tokens, stop=tuple(request.stop))
         return engine.generate(prompt, sampling, limits)
 
-    def _cancel(
+    async def _cancel(
         self, request: CancelGeneration.Request, response: CancelGeneration.Response
     ) -> Any:
         def verb(session: Session) -> tuple[None, Motion]:
@@ -268,7 +268,9 @@ class LanguageNode(ManagedNode):
                     )
             return None, Motion.UNCHANGED
 
-        return answer(response, self._runner.run("cancel", verb), "it ends at the next boundary")
+        # Its id is that of another request, not its own.
+        outcome = await self._runner.run("cancel", None, verb)
+        return answer(response, outcome, "it ends at the next boundary")
 
     # -- messages --------------------------------------------------------------------------
 

@@ -96,6 +96,7 @@ class PolicyNode(ManagedNode):
     # -- building --------------------------------------------------------------------------
 
     def _configure(self) -> None:
+        free_memory()  # the executor referred to the older parts until it waited again
         parts = self._parts
         threads = read(self, "threads")
         if threads:
@@ -185,9 +186,7 @@ class PolicyNode(ManagedNode):
             self._attempt("destroying publishers", parts.outputs.destroy)
         self._attempt("ending diagnostics", self._reporter.close)
         parts = host = memory = endpoints = None  # type: ignore[assignment]
-        gc.collect()  # the engine and its session know each other
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        free_memory()
 
     # -- status ----------------------------------------------------------------------------
 
@@ -209,6 +208,13 @@ class PolicyNode(ManagedNode):
     def _report_periodically(self) -> None:
         self._report()
         self._reporter.publish_diagnostics(self._parts)
+
+
+def free_memory() -> None:
+    """Give back what nothing refers to any more; an engine and its session know each other."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def main(args: list[str] | None = None) -> int:

@@ -13,6 +13,7 @@ from trajectory_msgs.msg import JointTrajectory
 from flashrt_ros.msg import ActionChunk, Boundary
 from flashrt_ros.policies import ChunkOutput, CommandOutput, EngineEvent
 from flashrt_ros.ros import conversions, qos
+from flashrt_ros.ros.boundary_detail import describe
 from flashrt_ros.ros.boundary_seal import complete
 from flashrt_ros.ros.parameters import read
 from flashrt_ros.runtime import Session
@@ -74,6 +75,7 @@ class PolicyOutputs:
         now = self._node.get_clock().now().to_msg()
         session = self._session
         message = conversions.to_boundary(event, session.id, session.seed, now)
+        describe(message, event)
         self._boundaries.publish(complete(message, event, session, self._state_digest_every))
 
     def on_status(self) -> None:

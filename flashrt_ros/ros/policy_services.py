@@ -9,9 +9,10 @@ from rclpy.callback_groups import CallbackGroup
 from rclpy.node import Node
 
 from flashrt_ros.policies import Motion, PolicyEngine
-from flashrt_ros.ros.capsule_services import expected, motion_of
-from flashrt_ros.ros.verbs import VerbRunner, answer
+from flashrt_ros.ros.capsule_services import motion_of
+from flashrt_ros.ros.verbs import VerbRunner, answer, expectations
 from flashrt_ros.runtime import Session
+from flashrt_ros.runtime.errors import Cancelled
 from flashrt_ros.srv import SetInstruction, Verb
 
 
@@ -19,68 +20,52 @@ class PolicyServices:
     """`~/interrupt`, `~/resume` and `~/set_instruction` of a policy node.
 
     Args:
-        node: the node that offers the services.
-        engine: hosts the policy.
+        node: the node that offers the services, for its whole life.
         runner: runs verbs for callbacks.
-        group: its callbacks wait for the replay thread, which needs no callback.
+        group: lets its callbacks run while others wait.
     """
 
-    def __init__(
-        self, node: Node, engine: PolicyEngine, runner: VerbRunner, group: CallbackGroup
-    ) -> None:
-        self._node = node
-        self._engine = engine
+    def __init__(self, node: Node, runner: VerbRunner, group: CallbackGroup) -> None:
         self._runner = runner
-        self._services = [
+        self._engine: PolicyEngine | None = None
+        for kind, name, callback in (
+            (Verb, "~/interrupt", self._interrupt),
+            (Verb, "~/resume", self._resume),
+            (SetInstruction, "~/set_instruction", self._set_instruction),
+        ):
             node.create_service(kind, name, callback, callback_group=group)
-            for kind, name, callback in (
-                (Verb, "~/interrupt", self._interrupt),
-                (Verb, "~/resume", self._resume),
-                (SetInstruction, "~/set_instruction", self._set_instruction),
-            )
-        ]
 
-    def destroy(self) -> None:
-        """Remove the services from the node."""
-        for service in self._services:
-            self._node.destroy_service(service)
-        self._services = []
+    def attach(self, engine: PolicyEngine | None) -> None:
+        """Serve an engine; None: none any more."""
+        self._engine = engine
 
-    def _interrupt(self, request: Verb.Request, response: Verb.Response) -> Any:
-        engine = self._engine
+    def _hosting(self) -> PolicyEngine:
+        if self._engine is None:
+            raise Cancelled("the node was cleaned up meanwhile")
+        return self._engine
 
+    async def _interrupt(self, request: Verb.Request, response: Verb.Response) -> Any:
         def verb(session: Session) -> tuple[None, Motion]:
-            return None, engine.interrupt(
-                expected_boundary=expected(request.expected_boundary),
-                expected_epoch=expected(request.expected_epoch),
-            )
+            return None, self._hosting().interrupt(**expectations(request))
 
-        outcome = self._runner.run("interrupt", verb)
+        outcome = await self._runner.run("interrupt", request, verb)
         return answer(response, outcome, "holding")
 
-    def _resume(self, request: Verb.Request, response: Verb.Response) -> Any:
-        engine = self._engine
-
+    async def _resume(self, request: Verb.Request, response: Verb.Response) -> Any:
         def verb(session: Session) -> tuple[None, Motion]:
-            return None, engine.resume(
-                motion_of(request.motion),
-                expected_boundary=expected(request.expected_boundary),
-                expected_epoch=expected(request.expected_epoch),
-            )
+            motion = motion_of(request.motion)
+            return None, self._hosting().resume(motion, **expectations(request))
 
-        outcome = self._runner.run("resume", verb)
+        outcome = await self._runner.run("resume", request, verb)
         return answer(response, outcome, f"resumed, motion {Motion(outcome.result.motion).name}")
 
-    def _set_instruction(
+    async def _set_instruction(
         self, request: SetInstruction.Request, response: SetInstruction.Response
     ) -> Any:
-        engine = self._engine
-
         def verb(session: Session) -> tuple[None, Motion]:
-            engine.set_instruction(
-                request.instruction, expected_boundary=expected(request.expected_boundary)
-            )
+            session.require(**expectations(request))
+            self._hosting().set_instruction(request.instruction)
             return None, Motion.UNCHANGED
 
-        outcome = self._runner.run("set_instruction", verb)
+        outcome = await self._runner.run("set_instruction", request, verb)
         return answer(response, outcome, f"instruction is '{request.instruction}'")

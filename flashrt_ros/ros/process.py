@@ -17,6 +17,8 @@ from rclpy.executors import Executor, MultiThreadedExecutor, SingleThreadedExecu
 from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 
+_PATIENCE = 2.0  # s, for the last answers
+
 
 class Ending:
     """Set by SIGINT and SIGTERM. A configure under way gives up at its next stage."""
@@ -126,9 +128,17 @@ def _end(
     for node in nodes:
         _call(node, "stop")
     for executor, node in zip(executors, nodes, strict=True):
+        _answer(node, executor)
         executor.shutdown()
         node.destroy_node()
     rclpy.try_shutdown()
+
+
+def _answer(node: Node, executor: Executor) -> None:
+    """Let the calls that the node's end has settled have their answers."""
+    deadline = time.monotonic() + _PATIENCE
+    while getattr(node, "answering", 0) and time.monotonic() < deadline:
+        executor.spin_once(timeout_sec=0.05)
 
 
 def _call(node: Node, name: str) -> None:
