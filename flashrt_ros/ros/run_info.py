@@ -4,19 +4,16 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import platform
-from dataclasses import asdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from rclpy.node import Node
-from std_msgs.msg import Header
 
 import flashrt_ros
-from flashrt_ros.models.policy import PolicySpec
 from flashrt_ros.msg import RunInfo
 from flashrt_ros.policies import PolicyEngine
 from flashrt_ros.ros import qos
@@ -38,37 +35,15 @@ class RunInfoPublisher:
         node: Node,
         engine: PolicyEngine,
         model: str,
-        sources: dict[str, tuple[str, str]],
+        sources: Mapping[str, tuple[str, str]],
         contract: str = "",
     ) -> None:
         self._node = node
         self._publisher = node.create_publisher(RunInfo, "~/run_info", qos.LATCHED)
-        spec: PolicySpec = engine.model.spec
-        session = engine.session
-        cameras = list(spec.cameras)
-        self.message = RunInfo(
-            header=Header(stamp=node.get_clock().now().to_msg()),
-            session=session.id,
-            seed=session.seed,
-            model=model,
-            model_path=str(checkpoint_folder(model)),
-            fingerprint=session.fingerprint.digest(),
-            fingerprint_json=json.dumps(asdict(session.fingerprint), sort_keys=True),
-            instruction=engine.status.instruction,
-            cameras=cameras,
-            camera_heights=[spec.cameras[name][0] for name in cameras],
-            camera_widths=[spec.cameras[name][1] for name in cameras],
-            joint_names=list(spec.joint_names),
-            chunk_length=spec.chunk_length,
-            chunk_dt=spec.chunk_dt,
-            tick_period=spec.tick_period,
-            input_names=list(sources),
-            input_topics=[topic for topic, _ in sources.values()],
-            input_types=[kind for _, kind in sources.values()],
-            contract=contract,
-            parameters_json=json.dumps(_parameters(node), sort_keys=True),
-            software_json=json.dumps(software(), sort_keys=True),
+        self.message = to_run_info(
+            engine, model, sources, contract=contract, parameters=parameters_of(node)
         )
+        self.message.header.stamp = node.get_clock().now().to_msg()
         self._publisher.publish(self.message)
 
     def destroy(self) -> None:
@@ -103,7 +78,8 @@ def software() -> dict[str, str]:
     }
 
 
-def _parameters(node: Node) -> dict[str, Any]:
+def parameters_of(node: Node) -> dict[str, Any]:
+    """Every parameter of a node, as JSON values."""
     values = {name: item.value for name, item in node.get_parameters_by_prefix("").items()}
     return {
         name: list(v) if isinstance(v, (list, tuple)) else _plain(v) for name, v in values.items()
