@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import platform
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch
 from rclpy.node import Node
 
 import flashrt_ros
+from flashrt_ros.models.policy import PolicySpec
 from flashrt_ros.msg import RunInfo
 from flashrt_ros.policies import PolicyEngine
 from flashrt_ros.ros import qos
@@ -49,6 +52,42 @@ class RunInfoPublisher:
     def destroy(self) -> None:
         """Remove the publisher from the node."""
         self._node.destroy_publisher(self._publisher)
+
+
+def to_run_info(
+    engine: PolicyEngine,
+    model: str,
+    sources: Mapping[str, tuple[str, str]],
+    *,
+    contract: str = "",
+    parameters: Mapping[str, Any] | None = None,
+) -> RunInfo:
+    """The run of an engine's session, see `RunInfoPublisher`. Before its first tick."""
+    spec: PolicySpec = engine.model.spec
+    session = engine.session
+    cameras = list(spec.cameras)
+    return RunInfo(
+        session=session.id,
+        seed=session.seed,
+        model=model,
+        model_path=str(checkpoint_folder(model)),
+        fingerprint=session.fingerprint.digest(),
+        fingerprint_json=json.dumps(asdict(session.fingerprint), sort_keys=True),
+        instruction=engine.status.instruction,
+        cameras=cameras,
+        camera_heights=[spec.cameras[name][0] for name in cameras],
+        camera_widths=[spec.cameras[name][1] for name in cameras],
+        joint_names=list(spec.joint_names),
+        chunk_length=spec.chunk_length,
+        chunk_dt=spec.chunk_dt,
+        tick_period=spec.tick_period,
+        input_names=list(sources),
+        input_topics=[topic for topic, _ in sources.values()],
+        input_types=[kind for _, kind in sources.values()],
+        contract=contract,
+        parameters_json=json.dumps(dict(parameters or {}), sort_keys=True),
+        software_json=json.dumps(software(), sort_keys=True),
+    )
 
 
 def checkpoint_folder(model: str) -> Path:
