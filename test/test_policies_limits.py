@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from flashrt_ros.policies.clamping import clamp, find_breaches, starts_within, stop
 from flashrt_ros.policies.limits import (
     CommandState,
     JointLimit,
@@ -18,10 +19,6 @@ from flashrt_ros.policies.limits import (
     LimitAction,
     LimitActions,
     LimitKind,
-    clamp,
-    find_breaches,
-    starts_within,
-    stop,
 )
 from flashrt_ros.policies.limits_file import load_limits
 
@@ -183,7 +180,11 @@ def test_start_outside_the_limits_is_named() -> None:
     outside = starts_within(limits, CommandState.at_rest(0, np.array([1.2])))
     assert outside == "joint 'a' is at 1.2, outside its limits -1 to 1"
     fast = starts_within(limits, CommandState(0, np.array([0.0]), np.array([-2.5])))
-    assert "2.5 a second, above its limit 2" in fast
+    assert "2.5 a second, more than the 2 at which" in fast
+    limits = limits_of(lower=-1.0, upper=1.0, acceleration=2.0)
+    late = starts_within(limits, CommandState(0, np.array([0.75]), np.array([1.5])))
+    assert "1.5 a second, more than the 1 at which" in late
+    assert starts_within(limits, CommandState(0, np.array([0.75]), np.array([-1.5]))) == ""
 
 
 def test_limits_that_cannot_be_meant_are_refused_by_name() -> None:
