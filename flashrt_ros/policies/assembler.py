@@ -59,7 +59,7 @@ def compose(contract: Contract, arrived: Mapping[str, Arrived]) -> Observation:
     for source in contract.joints:
         sources[source.name] = tuple(contract.joint_names.index(name) for name in source.joints)
         positions[list(sources[source.name])] = arrived[source.name][1]
-    if list(sources) == [JOINTS]:
+    if sources == {JOINTS: tuple(range(len(positions)))}:
         sources = {}
     stamps = {each.name: arrived[each.name][0] for each in contract.inputs if each.name in arrived}
     anchor_ns = min(
