@@ -22,11 +22,11 @@ import numpy as np
 from flashrt_ros.models.policy import PolicyModel, write_inputs
 from flashrt_ros.policies.action_space import ActionSpaces
 from flashrt_ros.policies.execution import ChunkExecutor, Progress
-from flashrt_ros.policies.guard import CommandGuard
 from flashrt_ros.policies.motion import Motion
 from flashrt_ros.policies.observation import Observation
 from flashrt_ros.policies.output import ChunkOutput, CommandOutput, EngineEvent, EngineListener
 from flashrt_ros.policies.pilot import Pilot
+from flashrt_ros.policies.safety import Safety
 from flashrt_ros.policies.status import Ends, EngineOptions, EngineState, EngineStatus, Halt
 from flashrt_ros.policies.trajectory import Trajectory
 from flashrt_ros.runtime import Event, RestoreReport, Session, SessionHost, StateItem
@@ -44,7 +44,8 @@ class PolicyEngine(SessionHost):
         listener: told of chunks, commands and events, on the replay thread.
         clock: the time that observations are stamped in, ns.
         options: see `EngineOptions`.
-        guard: every command passes it on its way out; None: all may.
+        safety: what every command passes on its way out, and what is watched; None: the emergency
+            switch, and no value that is not finite.
         spaces: what the policy's actions mean; None: absolute positions.
 
     Raises:
@@ -60,19 +61,24 @@ class PolicyEngine(SessionHost):
         *,
         clock: Callable[[], int] = time.time_ns,
         options: EngineOptions | None = None,
-        guard: CommandGuard | None = None,
+        safety: Safety | None = None,
         spaces: ActionSpaces | None = None,
     ) -> None:
         super().__init__(session)
         self.model = model
         self.options = options or EngineOptions()
+        self.safety = safety or Safety(
+            model.spec.joint_names,
+            velocities=() if spaces is None else spaces.velocity,
+            lockstep=self.options.lockstep,
+        )
         self._listener = listener
         self._clock = clock
         self._pilot = Pilot(
             listener,
             self.options.hold_duration,
             clock=clock,
-            guard=guard,
+            guard=self.safety.guard,
             spaces=spaces,
             lockstep=self.options.lockstep,
         )
@@ -168,6 +174,22 @@ class PolicyEngine(SessionHost):
         """
         self.session.submit(lambda session: self._on_fault(reason, stamp_ns, ends))
 
+    def press_emergency_stop(self, reason: str) -> Future[None]:
+        """Nothing but a hold leaves from now on, and one does at once; any thread.
+
+        It does not wait for a tick that is under way: that one's chunk is refused, and its epoch
+        void, as soon as it ends. Verbs that would move the arm are refused until the release.
+        """
+        self.safety.emergency.press(reason)
+        if self._active and not self.options.lockstep:
+            self._pilot.hold(self.session, self._clock(), immediate=True)
+        return self.submit(lambda session: self._on_emergency())
+
+    def release_emergency_stop(self) -> Future[None]:
+        """Verbs may move the arm again. It stays held until one does; any thread."""
+        self.safety.emergency.release()
+        return self.submit(lambda session: self._on_emergency())
+
     def clock_jumped(self) -> Future[None]:
         """The clock went back: raise the epoch and forget every input."""
 
@@ -197,16 +219,19 @@ class PolicyEngine(SessionHost):
         was applied: `CONTINUE` becomes `REPLAN` out of tolerance.
         """
         self._check_motion(motion, Motion.HOLD, Motion.REPLAN, Motion.CONTINUE)
+        self._require_safe(motion)
         return self._move_state(motion, lambda: self.session.restore(ref, **checks))
 
     def rollback(self, motion: Motion, **where: Any) -> tuple[RestoreReport, Motion]:
         """`Session.rollback`, then `motion`."""
         self._check_motion(motion, Motion.HOLD, Motion.REPLAN, Motion.CONTINUE)
+        self._require_safe(motion)
         return self._move_state(motion, lambda: self.session.rollback(**where))
 
     def reset(self, motion: Motion, **checks: Any) -> tuple[RestoreReport, Motion]:
         """`Session.reset`: back to the first boundary, then `motion`."""
         self._check_motion(motion, Motion.HOLD, Motion.REPLAN)
+        self._require_safe(motion)
         return self._move_state(motion, lambda: self.session.reset(**checks))
 
     def interrupt(self, **checks: Any) -> Motion:
@@ -222,6 +247,7 @@ class PolicyEngine(SessionHost):
         """End a hold."""
         self._require_active()
         self._check_motion(motion, Motion.UNCHANGED, Motion.REPLAN, Motion.CONTINUE)
+        self._require_safe(motion)
         self.session.require(**checks)
         if self._halt is None:
             raise NotReady("nothing to resume: the policy is not held")
@@ -277,15 +303,16 @@ class PolicyEngine(SessionHost):
         last = self._last_observation
         if last is not None and observation.stamp_ns <= last.stamp_ns:
             if self.options.lockstep and observation.stamp_ns == last.stamp_ns:
-                self._pilot.repeat()
+                if self.safety.emergency.pressed:
+                    self._pilot.hold(self.session, observation.stamp_ns, immediate=False)
+                else:
+                    self._pilot.repeat()
             return
         if not self.options.lockstep and observation.stamp_ns < self._not_before_ns:
             return
         self._last_observation = observation
-        if self._halt is not None and self._halt.ends is Ends.OBSERVATION:
-            logger.info("recovered: %s", self._halt.reason)
-            self._halt = None
-        if self._halt is not None:
+        # A hold that this observation may end does so when its tick has commanded a motion.
+        if self._halt is not None and self._halt.ends not in (Ends.OBSERVATION, Ends.TICK):
             if self.options.lockstep:
                 self._pilot.hold(self.session, observation.stamp_ns, immediate=False)
             return
@@ -330,6 +357,11 @@ class PolicyEngine(SessionHost):
             reason = f"the chunk was over when it was there, {late_s:.2f} s after its observation"
             self._on_fault(reason, observation.stamp_ns)
             return
+        missed = self.safety.deadline.judge(inference_s)
+        if missed:
+            self._executor.drop()
+            self._on_fault(missed, observation.stamp_ns, Ends.TICK)
+            return
         command = self._move(planned, now_ns)
         if command is not None:
             self._listener.on_chunk(
@@ -351,8 +383,12 @@ class PolicyEngine(SessionHost):
             self._executor.drop()
             self._faults += 1
             self._last_error = self._pilot.refused
-            self._halt = Halt(self._pilot.refused, self._clock(), Ends.OBSERVATION)
+            self._begin_halt(self._pilot.refused, Ends.OBSERVATION)
             return None
+        if self._halt is not None:
+            reason, self._halt = self._halt.reason, None
+            logger.info("recovered: %s", reason)
+            self._tell("RECOVER", Motion.REPLAN, detail={"reason": reason})
         return command
 
     def _move_state(
@@ -387,6 +423,7 @@ class PolicyEngine(SessionHost):
         if not self.options.lockstep:
             # What a controller still executes belongs to the old epoch: replace it at once.
             if rest is not None:
+                self._pilot.begin()
                 motion = Motion.HOLD if self._move(rest, now_ns) is None else motion
             else:
                 self._pilot.hold(self.session, now_ns, immediate=True)
@@ -423,24 +460,52 @@ class PolicyEngine(SessionHost):
         if not self._active:
             self._refresh()
             return
-        now_ns = self._clock()
         if self._halt is None or self._halt.ends is not Ends.VERB:
             fresh = self._halt is None
             self._executor.suspend()
-            self._halt = Halt(reason, now_ns, ends)
             if fresh and not self.options.lockstep:
-                self._pilot.hold(self.session, now_ns, immediate=True)
+                self._pilot.hold(self.session, self._clock(), immediate=True)
+            self._begin_halt(reason, ends)
         if self.options.lockstep and stamp_ns is not None:
             self._pilot.hold(self.session, stamp_ns, immediate=False)
         self._refresh()
 
+    def _begin_halt(self, reason: str, ends: Ends) -> None:
+        """Hold from now on, or for another reason than so far; a hold's begin is told."""
+        was, self._halt = self._halt, Halt(reason, self._clock(), ends)
+        if was is None or (ends is Ends.VERB and was.ends is not Ends.VERB):
+            self._tell("HOLD", Motion.HOLD, detail={"reason": reason, "ends": ends.value})
+
+    def _on_emergency(self) -> None:
+        """The emergency stop was pressed or released; see what holds now."""
+        reason = self.safety.emergency.reason
+        if not self._active:
+            return
+        if not reason:
+            if self._halt is not None:
+                self._halt = replace(self._halt, reason="emergency stop released: resume")
+            return
+        self._faults += 1
+        self._last_error = reason
+        if not self.session.needs_reset:
+            self.session.raise_epoch()
+        self._settle(Motion.HOLD, reason)
+        self._tell("HOLD", Motion.HOLD, detail={"reason": reason, "ends": Ends.VERB.value})
+
     def _watch(self) -> None:
         last = self._last_observation
-        timeout_ns = round(self.options.observation_timeout * 1e9)
-        if not self._active or self.options.lockstep or last is None or timeout_ns == 0:
+        if not self._active or self.options.lockstep or last is None:
             return
-        age_ns = self._clock() - last.stamp_ns
-        if age_ns > timeout_ns and self._halt is None:
+        now_ns = self._clock()
+        if self.safety.clock.stands_still(now_ns):
+            if self._halt is None:
+                self._on_fault(f"the clock stands still at {now_ns * 1e-9:.3f} s", None, Ends.CLOCK)
+            return
+        if self._halt is not None and self._halt.ends is Ends.CLOCK:
+            self._halt = replace(self._halt, ends=Ends.OBSERVATION)
+        age_ns = now_ns - last.stamp_ns
+        timeout_ns = round(self.options.observation_timeout * 1e9)
+        if 0 < timeout_ns < age_ns and self._halt is None:
             self._on_fault(f"no complete observation for {age_ns * 1e-9:.2f} s", None)
 
     # -- helpers ---------------------------------------------------------------------------
@@ -452,10 +517,19 @@ class PolicyEngine(SessionHost):
             if not self.options.lockstep:
                 self._pilot.hold(self.session, self._clock(), immediate=True)
         self._active = active
+        if active:
+            self._pilot.forget()  # somebody else may have moved the joints meanwhile
+            if self.safety.emergency.pressed:
+                self._begin_halt(self.safety.emergency.reason, Ends.VERB)
         self._last_observation = None
         self._not_before_ns = self._clock() if active else 0
         with self._lock:
             self._mailbox = None
+
+    def _require_safe(self, motion: Motion) -> None:
+        """Refuse what would move the arm while the emergency stop is pressed."""
+        if motion is not Motion.HOLD:
+            self.safety.emergency.require_released()
 
     def _require_active(self) -> None:
         if not self._active:
@@ -525,7 +599,7 @@ class PolicyEngine(SessionHost):
         elif not self._active:
             state, reason = EngineState.INACTIVE, ""
         elif self._halt is not None:
-            state, reason = EngineState.HOLDING, self._halt.reason
+            state, reason = EngineState.HOLDING, self.safety.emergency.reason or self._halt.reason
         elif self._last_observation is None:
             state, reason = EngineState.WAITING, "no complete observation yet"
         else:
@@ -543,6 +617,10 @@ class PolicyEngine(SessionHost):
             ticks=self._ticks,
             faults=self._faults,
             run=self.run,
+            emergency_stop=self.safety.emergency.pressed,
+            deadline_misses=self.safety.deadline.misses,
+            limit_breaches=self.safety.guard.report.commands,
+            last_breach=self.safety.guard.report.last,
         )
 
     def _refresh(self) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,6 +21,9 @@ from flashrt_ros.runtime import Session
 
 class Pilot:
     """Sends trajectories and holds, each with a commit id, and keeps the ledger of them.
+
+    Commands come from the replay thread, but for the hold of an emergency stop, which does not
+    wait for it: one command is sent whole before another.
 
     The ledger is not part of what a rollback undoes: sequence numbers only grow, and nothing
     that was sent is sent again unless someone asks for it.
@@ -54,6 +58,7 @@ class Pilot:
         self.running: Trajectory | None = None
         """What the joints were told last, as a controller executes it: without a jump."""
         self._held: np.ndarray | None = None
+        self._lock = threading.RLock()
         self.ledger: deque[CommandOutput] = deque(maxlen=ledger_length)
         self.measured: np.ndarray | None = None
         self.sequence = 0
@@ -93,11 +98,17 @@ class Pilot:
 
         None where the guard lets nothing pass at all.
         """
-        if self._held is not None:
+        with self._lock:
+            if self._held is not None:
+                self._guard.resumed()
+                self._held = None
+            self.refused = ""
+            return self._send(session, trajectory, now_ns, is_hold=False)
+
+    def begin(self) -> None:
+        """The next trajectory begins a motion, although no hold was before it: it is ramped."""
+        with self._lock:
             self._guard.resumed()
-            self._held = None
-        self.refused = ""
-        return self._send(session, trajectory, now_ns, is_hold=False)
 
     def hold(self, session: Session, start_ns: int, *, immediate: bool) -> CommandOutput | None:
         """Command the joints to stay. Nothing is sent while no position is known.
@@ -106,27 +117,30 @@ class Pilot:
         stays the same however often a hold is repeated: measured positions sag under gravity, and
         following them would let the arm sink. Velocities (a twist's) are 0.
         """
-        if self._held is None:
-            if self.running is not None:
-                self._held = self._spaces.at_rest(self.running.at(start_ns))
-            elif self.measured is not None:
-                self._held = self._spaces.at_rest(self.measured)
-            else:
-                return None
-        staying = hold(self._held, start_ns, self.hold_duration)
-        return self._send(session, staying, start_ns, is_hold=True, immediate=immediate)
+        with self._lock:
+            if self._held is None:
+                if self.running is not None:
+                    self._held = self._spaces.at_rest(self.running.at(start_ns))
+                elif self.measured is not None:
+                    self._held = self._spaces.at_rest(self.measured)
+                else:
+                    return None
+            staying = hold(self._held, start_ns, self.hold_duration)
+            return self._send(session, staying, start_ns, is_hold=True, immediate=immediate)
 
     def repeat(self) -> None:
         """Send the last command once more, unchanged: its receiver missed it."""
-        if self.ledger:
-            self._listener.on_command(self.ledger[-1])
+        with self._lock:
+            if self.ledger:
+                self._listener.on_command(self.ledger[-1])
 
     def forget(self) -> None:
         """Time went back: what was commanded has no meaning any more."""
-        self.running = None
-        self._held = None
-        self.measured = None
-        self._guard.forget()
+        with self._lock:
+            self.running = None
+            self._held = None
+            self.measured = None
+            self._guard.forget()
 
     def _send(
         self,

@@ -47,6 +47,8 @@ class Ends(Enum):
     """What ends a halt by itself; a restore, rollback, reset or resume ends any."""
 
     OBSERVATION = "the next good observation"
+    TICK = "a tick in time"
+    CLOCK = "a clock that goes on"
     INSTRUCTION = "a known instruction"
     VERB = "a verb"
 
@@ -75,6 +77,12 @@ class EngineStatus:
     ticks: int
     faults: int
     run: str = ""
+    emergency_stop: bool = False
+    deadline_misses: int = 0
+    limit_breaches: int = 0
+    """Commands that were changed or refused because of a limit."""
+    last_breach: str = ""
+    """What the last one asked for."""
 
     def looks_like(self, other: EngineStatus) -> bool:
         """Whether a latched status need not be sent again at once; counters wait for its period."""
@@ -84,5 +92,6 @@ class EngineStatus:
             and self.epoch == other.epoch
             and self.instruction == other.instruction
             and self.last_error == other.last_error
+            and self.emergency_stop == other.emergency_stop
             and self.run == other.run
         )
