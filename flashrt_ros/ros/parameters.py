@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -49,8 +48,6 @@ class Parameter:
         """What is wrong with a value that its type and range allow; empty for a good one."""
         if self.choices and value not in self.choices:
             return f"{self.name} is '{value}', expected one of {', '.join(self.choices)}"
-        if isinstance(value, float) and not math.isfinite(value):  # no range refuses NaN
-            return f"{self.name} is {value}, expected a finite number"
         return ""
 
     def descriptor(self) -> ParameterDescriptor:
