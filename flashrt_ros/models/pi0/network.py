@@ -55,6 +55,24 @@ class Rows:
         return keys[:, :, : self.stop], values[:, :, : self.stop]
 
 
+@dataclass(frozen=True)
+class LooseRows:
+    """The same for a pass that gradients run through: new rows are joined, and nothing is written.
+
+    memory: its rows up to `start` are read.
+    """
+
+    memory: KeyValues
+    start: int
+
+    def update(
+        self, key: Tensor, value: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        keys, values = self.memory.keys[layer_idx], self.memory.values[layer_idx]
+        old_keys, old_values = keys[:, :, : self.start], values[:, :, : self.start]
+        return torch.cat([old_keys, key], dim=2), torch.cat([old_values, value], dim=2)
+
+
 class Pi0Network:
     """Prefix and velocity of a π0 model.
 
@@ -110,11 +128,13 @@ class Pi0Network:
         valid: Tensor,
         prefix: int,
         memory: KeyValues,
+        loose: bool = False,
     ) -> Tensor:
         """The flow's velocity at noisy actions and time, 1 (noise) .. 0 (actions).
 
         state: [1, max_state_dim], noisy: [1, chunk, max_action_dim], both of the model's dtype;
-        valid: int64 scalar, rows of the prefix that are not padding; prefix: rows of the prefix.
+        valid: int64 scalar, rows of the prefix that are not padding; prefix: rows of the prefix;
+        loose: write no rows into memory, so that gradients can run through.
         Returns the shape of `noisy`.
         """
         clock = torch.full((1,), time, dtype=torch.float32, device=noisy.device)
@@ -124,7 +144,9 @@ class Pi0Network:
         own = (index[:, None] > 0) | (index[None] == 0)  # the state does not see the actions
         mask = self._additive(torch.cat([seen, own], dim=1))[None, None]
         rotary = self._expert.rotary_emb(hidden, position_ids=(valid + index)[None])
-        rows = memory.rows(prefix, prefix + self.suffix)
+        rows: Rows | LooseRows = memory.rows(prefix, prefix + self.suffix)
+        if loose:
+            rows = LooseRows(memory, prefix)
         for layer in self._expert.layers:
             hidden = layer(hidden, attention_mask=mask, cache=rows, position_embeddings=rotary)
         hidden = self._expert.norm(hidden)

@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two plans of a π0 policy.
+"""The plans of a π0 policy.
 
 "prefix" turns images and prompt into key and value rows; it is replayed only when they are others
 than those that the rows were computed from. "denoise" draws noise and goes all Euler steps from
-there to actions. Both have a key for each prompt bucket.
+there to actions; "denoise_led" does so led by real-time chunking. All have a key for each prompt
+bucket.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from flashrt_ros.models.guidance import Lead, guided, taken_out_of_inference
 from flashrt_ros.models.pi0.images import ImagePreprocessor
 from flashrt_ros.models.pi0.network import KeyValues, Pi0Network
 from flashrt_ros.models.pi0.normalisation import Normalisation
@@ -30,8 +32,8 @@ _STREAM = stream_id("action_noise")  # a number: hashing the name would break a 
 class Computation:
     """What the plans compute with; nothing here changes.
 
-    steps: Euler steps; buckets: prompt lengths that plans are made for, sorted. normalisation is of
-    radians and on the network's device.
+    steps: Euler steps; buckets: prompt lengths that plans are made for, sorted; chunk_dt: s between
+    the points of a chunk. normalisation is of radians and on the network's device.
     """
 
     network: Pi0Network
@@ -40,6 +42,7 @@ class Computation:
     sizes: Sizes
     steps: int
     buckets: tuple[int, ...]
+    chunk_dt: float
 
     def state(self, joints: Tensor) -> Tensor:
         """Joint positions [1, joints], rad, as the network takes them: [1, max_state_dim]."""
@@ -55,7 +58,9 @@ class Computation:
 class Pi0Plans:
     """Both plans, captured over an arena."""
 
-    def __init__(self, arena: Arena, computation: Computation, backend: Backend | str) -> None:
+    def __init__(
+        self, arena: Arena, computation: Computation, backend: Backend | str, *, led: bool = False
+    ) -> None:
         self._buffers = {name: arena[name] for name in arena}
         self._computation = computation
         sizes = computation.sizes
@@ -67,11 +72,14 @@ class Pi0Plans:
         self.prefix = Plan("prefix", self._run_prefix, [ShapeKey(n, n) for n in rows], backend)
         keys = [ShapeKey(sizes.suffix, n) for n in rows]
         self.denoise = Plan("denoise", self._run_denoise, keys, backend)
+        self.denoise_led = Plan("denoise_led", self._run_denoise_led, keys, backend)
         with torch.inference_mode():
             pool = self.prefix.capture(arena)
-            self.denoise.capture(arena, pool)
+            pool = self.denoise.capture(arena, pool)
+            if led:
+                self.denoise_led.capture(arena, pool)
 
-    def replay(self) -> None:
+    def replay(self, *, led: bool = False) -> None:
         """One tick. Raises ValueError before the first instruction."""
         sizes = self._computation.sizes
         with torch.inference_mode():
@@ -81,7 +89,8 @@ class Pi0Plans:
             rows = sizes.image_tokens + bucket_for(length, self._computation.buckets)
             if stale:
                 self.prefix.replay(ShapeKey(rows, rows))
-            self.denoise.replay(ShapeKey(sizes.suffix, rows))
+            plan = self.denoise_led if led else self.denoise
+            plan.replay(ShapeKey(sizes.suffix, rows))
 
     def _look(self) -> tuple[bool, int]:
         """Whether the prefix rows are of other inputs, and the prompt's length: one transfer."""
@@ -111,20 +120,58 @@ class Pi0Plans:
         buffers["prefix.replays"].add_(1)
 
     def _run_denoise(self, key: ShapeKey) -> None:
-        buffers, computation = self._buffers, self._computation
-        noise, chunk = buffers["random.noise"], buffers["action.chunk"]
-        seed, step = buffers["random.seed"], buffers["random.step"]
-        drawn = normal(noise.shape, seed=seed, step=step, stream=_STREAM, dtype=noise.dtype)
-        noise.copy_(drawn)
+        moving = self._noise()
+        slope, velocity = -1.0 / self._computation.steps, self._velocity(key)
+        for index in range(self._computation.steps):
+            moving = moving + slope * velocity(moving, 1.0 + index * slope)
+        self._commit(self._computation.actions(moving))
+
+    def _run_denoise_led(self, key: ShapeKey) -> None:
+        """π0's time is 1 - tau, and its velocity points from actions to noise."""
+        computation, buffers = self._computation, self._buffers
+        lead = Lead.read(buffers, buffers["action.chunk"], computation.chunk_dt)
+        target = computation.normalisation.action.normalise(lead.actions).to(
+            computation.sizes.dtype
+        )
+        moving, target = taken_out_of_inference([self._noise(), target])
+        with torch.inference_mode(False), torch.no_grad():
+            velocity = self._velocity(key, loose=True)
+            for index in range(computation.steps):
+                tau = index / computation.steps
+
+                def towards(x: Tensor, tau: float = tau) -> Tensor:
+                    return -velocity(x, 1.0 - tau)
+
+                moving = moving + guided(towards, moving, tau, target, lead) / computation.steps
+        self._commit(lead.keep_frozen(computation.actions(moving)))
+        buffers["io.rtc.frozen"].zero_()
+
+    def _noise(self) -> Tensor:
+        """This tick's noise, which its buffer then holds."""
+        noise, step = self._buffers["random.noise"], self._buffers["random.step"]
+        seed = self._buffers["random.seed"]
+        noise.copy_(normal(noise.shape, seed=seed, step=step, stream=_STREAM, dtype=noise.dtype))
+        return noise
+
+    def _velocity(self, key: ShapeKey, loose: bool = False) -> Callable[[Tensor, float], Tensor]:
+        """The network's velocity, a function of noisy actions and π0's time."""
+        computation, buffers = self._computation, self._buffers
         valid = computation.sizes.image_tokens + buffers["prompt.length"]
-        state, moving = computation.state(buffers["io.joints"]), noise
-        slope = -1.0 / computation.steps
-        for index in range(computation.steps):
-            velocity = computation.network.velocity(
-                state, moving, 1.0 + index * slope, valid, key.bucket, self._memory
+        state = computation.state(buffers["io.joints"])
+        if loose:
+            valid, state = taken_out_of_inference([valid, state])
+
+        def velocity(noisy: Tensor, time: float) -> Tensor:
+            return computation.network.velocity(
+                state, noisy, time, valid, key.bucket, self._memory, loose
             )
-            moving = moving + slope * velocity
-        buffers["action.previous"].copy_(chunk)
-        chunk.copy_(computation.actions(moving))
+
+        return velocity
+
+    def _commit(self, actions: Tensor) -> None:
+        """The chunk [1, chunk, joints], rad, into its buffer; the step one on."""
+        buffers = self._buffers
+        buffers["action.previous"].copy_(buffers["action.chunk"])
+        buffers["action.chunk"].copy_(actions)
         buffers["action.cursor"].zero_()
-        step.add_(1)
+        buffers["random.step"].add_(1)

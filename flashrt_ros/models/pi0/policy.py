@@ -9,6 +9,7 @@ from copy import copy
 import numpy as np
 import torch
 
+from flashrt_ros.models.guidance import check_captured, write_guidance
 from flashrt_ros.models.pi0.checkpoint import Parts, config_text
 from flashrt_ros.models.pi0.images import ImagePreprocessor, check_images
 from flashrt_ros.models.pi0.network import Pi0Network
@@ -28,6 +29,8 @@ class Pi0Policy:
     that plans are made for, the longest prompt among them. Raises ValueError for parts that do not
     fit each other, naming them.
     """
+
+    guided = False
 
     def __init__(self, parts: Parts, *, steps: int, buckets: Sequence[int]) -> None:
         network = Pi0Network(parts.model)
@@ -49,6 +52,7 @@ class Pi0Policy:
             self._sizes,
             steps,
             tuple(sorted(set(buckets))),
+            self.spec.chunk_dt,
         )
         _check_fit(parts, self._computation, self.spec)
         self.fingerprint = Fingerprint(
@@ -71,7 +75,8 @@ class Pi0Policy:
             arena[spec.name].zero_()
         arena["random.seed"].fill_(seed)
         self._arena = arena
-        self.plans = Pi0Plans(arena, self._computation, backend)
+        self.plans = Pi0Plans(arena, self._computation, backend, led=self.guided)
+        self._led = False
 
     def twin(self) -> Pi0Policy:
         """See `TwinPolicy.twin`: network, tokenizer and statistics are the same objects."""
@@ -118,7 +123,14 @@ class Pi0Policy:
 
         Raises ValueError before the first instruction.
         """
-        self.plans.replay()
+        led, self._led = self._led, False
+        self.plans.replay(led=led)
+
+    def write_conditioning(self, **numbers: int) -> None:
+        """See `TakesConditioning.write_conditioning`."""
+        write_guidance(self._arena, self._sizes.chunk, numbers)
+        self._led = numbers["frozen"] > 0
+        check_captured(self, self._led, self.plans.denoise_led)
 
     def chunk(self) -> np.ndarray:
         """The last tick's chunk, a copy: float32 [chunk_length, joints], rad, absolute."""
@@ -139,8 +151,8 @@ class Pi0Policy:
     def advance(self, points: int) -> None:
         """Say that `points` more points of the chunk were executed; a tick starts from 0 again.
 
-        Kept, with `action.previous`, for real-time chunking; no plan reads it. Raises ValueError
-        beyond the chunk.
+        For those who execute chunks without an engine; no plan reads it. Raises ValueError beyond
+        the chunk.
         """
         if points < 0 or self.cursor + points > self._sizes.chunk:
             raise ValueError(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from flashrt_ros.models.guidance import guidance_specs
 from flashrt_ros.runtime.buffers import BufferSpec, Role
 
 
@@ -68,4 +69,5 @@ def buffer_specs(sizes: Sizes) -> list[BufferSpec]:
         BufferSpec("action.chunk", Role.ACTION, real, chunk),
         BufferSpec("action.previous", Role.ACTION, real, chunk),
         BufferSpec("action.cursor", Role.ACTION, whole, ()),
+        *guidance_specs(),
     ]

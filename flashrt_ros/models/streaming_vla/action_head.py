@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from flashrt_ros.models.guidance import Lead, guided, taken_out_of_inference
+
 _TIME_FREQUENCIES = 32
 
 
@@ -30,7 +32,10 @@ class _Block(nn.Module):
         nn.init.zeros_(self.modulate.bias)
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        scale, shift, gate = self.modulate(condition).chunk(3, dim=-1)
+        return self.modulated(x, *self.modulate(condition).chunk(3, dim=-1))
+
+    def modulated(self, x: Tensor, scale: Tensor, shift: Tensor, gate: Tensor) -> Tensor:
+        """With the condition's part computed."""
         inner = self.norm(x) * (1 + scale) + shift
         return x + (1 + gate) * self.down(F.silu(self.up(inner)))
 
@@ -56,13 +61,26 @@ class FlowHead(nn.Module):
 
     def velocity(self, x: Tensor, t: Tensor, condition: Tensor) -> Tensor:
         """condition: the output of `self.condition`, [batch, width]."""
-        angles = t[:, None] * self.frequencies
-        time = self.time(torch.cat([angles.sin(), angles.cos()], dim=1))
-        mixed = F.silu(condition + time)
+        mixed = F.silu(condition + self.time_embedding(t))
         x = self.embed(x)
         for block in self.blocks:
             x = block(x, mixed)
         return self.out(self.norm(x))
+
+    def time_embedding(self, t: Tensor) -> Tensor:
+        """Times [n] to [n, width]."""
+        angles = t[:, None] * self.frequencies
+        embedded: Tensor = self.time(torch.cat([angles.sin(), angles.cos()], dim=1))
+        return embedded
+
+    def velocity_of(self, x: Tensor, modulations: Tensor) -> Tensor:
+        """`velocity` with time and condition as scale, shift and gate of each block,
+        [blocks, 3, batch, width]."""
+        x = self.embed(x)
+        for block, (scale, shift, gate) in zip(self.blocks, modulations, strict=True):
+            x = block.modulated(x, scale, shift, gate)  # type: ignore[operator]
+        velocity: Tensor = self.out(self.norm(x))
+        return velocity
 
     def loss(self, chunk: Tensor, condition: Tensor) -> Tensor:
         """Flow-matching loss per sample, [batch], of normalised chunks [batch, chunk_size]."""
@@ -80,4 +98,25 @@ class FlowHead(nn.Module):
         for step in range(steps):
             t = torch.full((len(x),), step / steps, dtype=x.dtype, device=x.device)
             x = x + self.velocity(x, t, inner) / steps
+        return x
+
+    def sample_led(
+        self, noise: Tensor, condition: Tensor, steps: int, target: Tensor, lead: Lead
+    ) -> Tensor:
+        """`sample` of one chunk, led by real-time chunking towards target [1, length, joints].
+
+        target: normalised, the chunk under way from the new one's begin on; returns its shape.
+        """
+        noise, condition, target = taken_out_of_inference([noise, condition, target])
+        with torch.inference_mode(False), torch.no_grad():
+            inner = self.condition(condition)
+            x = noise.view_as(target)
+            for step in range(steps):
+                tau = step / steps
+                t = torch.full((1,), tau, dtype=x.dtype, device=x.device)
+
+                def velocity(x: Tensor, t: Tensor = t) -> Tensor:
+                    return self.velocity(x.flatten(1), t, inner).view_as(x)
+
+                x = x + guided(velocity, x, tau, target, lead) / steps
         return x

@@ -12,8 +12,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from flashrt_ros.models.guidance import (
+    Lead,
+    check_captured,
+    guidance_specs,
+    write_guidance,
+)
 from flashrt_ros.models.policy import PolicySpec
 from flashrt_ros.models.streaming_vla.checkpoint import WEIGHTS, Checkpoint
+from flashrt_ros.models.streaming_vla.fused import FusedTick
 from flashrt_ros.models.streaming_vla.state import TickCache, state_shapes
 from flashrt_ros.runtime.arena import Arena
 from flashrt_ros.runtime.buffers import BufferSpec, Role
@@ -24,10 +31,10 @@ from flashrt_ros.runtime.fingerprint import (
     weights_digest,
 )
 from flashrt_ros.runtime.plans import Backend, Plan, ShapeKey
-from flashrt_ros.runtime.random import normal
+from flashrt_ros.runtime.random import normal, stream_id
 
 _TICK = ShapeKey(query=3)
-_STREAM = "action_noise"
+_STREAM = stream_id("action_noise")  # a number: hashing inside of a plan would cut it in two
 _ROLES = {
     "key": Role.KV,
     "value": Role.KV,
@@ -41,8 +48,11 @@ class StreamingVLAPolicy:
 
     Buffers: the blocks' caches (`layer*.…`); `random.seed` and `random.step`, the ticks done,
     which also say where in the attention's ring the next tick goes; `io.*`, the inputs;
-    `action.chunk`, the last tick's chunk, and `action.previous`, the one before it, rad.
+    `action.chunk`, the last tick's chunk, and `action.previous`, the one before it, rad;
+    `io.rtc.*`, what real-time chunking is told (`TakesConditioning`).
     """
+
+    guided = False
 
     def __init__(self, folder: Path, device: str = "cpu") -> None:
         self._checkpoint = Checkpoint.load(folder, device)
@@ -87,6 +97,7 @@ class StreamingVLAPolicy:
             BufferSpec("io.instruction", Role.IO, whole, (1, config.instruction_length)),
             BufferSpec("action.chunk", Role.ACTION, real, (1, chunk, joints)),
             BufferSpec("action.previous", Role.ACTION, real, (1, chunk, joints)),
+            *guidance_specs(),
         ]
 
     def bind(self, arena: Arena, *, seed: int, backend: Backend | str = Backend.EAGER) -> None:
@@ -105,13 +116,17 @@ class StreamingVLAPolicy:
                 config, tensors, arena["random.step"], self._checkpoint.network.rotary
             )
         self._plan = Plan("tick", self._run, [_TICK], backend)
+        self._led_plan = Plan("tick_led", self._run_led, [_TICK], backend)
+        self._led = False
         with torch.inference_mode():
-            self._plan.capture(arena)
+            pool = self._plan.capture(arena)
+            if self.guided:
+                self._led_plan.capture(arena, pool)
 
     def twin(self) -> StreamingVLAPolicy:
         """See `TwinPolicy.twin`: network, tokenizer and statistics are the same objects."""
         other = copy(self)
-        for bound in ("_arena", "_cache", "_plan"):
+        for bound in ("_arena", "_cache", "_plan", "_led_plan"):
             other.__dict__.pop(bound, None)
         return other
 
@@ -152,22 +167,48 @@ class StreamingVLAPolicy:
 
     def tick(self) -> None:
         """One replay: a chunk from the inputs and the state, and the state one step on."""
+        plan = self._led_plan if self._led else self._plan
+        self._led = False
         with torch.inference_mode():
-            self._plan.replay(_TICK)
+            plan.replay(_TICK)
+
+    def write_conditioning(self, **numbers: int) -> None:
+        """See `TakesConditioning.write_conditioning`."""
+        write_guidance(self._arena, self.spec.chunk_length, numbers)
+        self._led = numbers["frozen"] > 0
+        check_captured(self, self._led, self._led_plan)
 
     def chunk(self) -> np.ndarray:
         """The last tick's chunk, a copy: float32 [chunk_length, joints], rad, absolute."""
         return self._arena["action.chunk"][0].cpu().numpy().copy()
 
     def _run(self, key: ShapeKey) -> None:
+        hidden, state, noise = self._perceive()
+        self._commit(self._checkpoint.network.act(hidden, state, noise))
+
+    def _run_led(self, key: ShapeKey) -> None:
         arena, network = self._arena, self._checkpoint.network
-        normalisation = self._checkpoint.normalisation
-        joints, chunk, step = arena["io.joints"], arena["action.chunk"], arena["random.step"]
-        state = normalisation.state(joints)
+        normalisation, joints = self._checkpoint.normalisation, arena["io.joints"]
+        lead = Lead.read(arena, arena["action.chunk"], self.spec.chunk_dt)
+        hidden, state, noise = self._perceive()
+        target = normalisation.actions(lead.actions, joints)
+        self._commit(network.act_led(hidden, state, noise, target, lead), lead)
+        arena["io.rtc.frozen"].zero_()
+
+    def _perceive(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The backbone's output, the normalised state and the noise of this tick."""
+        arena, network = self._arena, self._checkpoint.network
+        state = self._checkpoint.normalisation.state(arena["io.joints"])
         features = network.vision(arena["io.image"])
         hidden = network.tick(features, arena["io.instruction"], state, self._cache)
-        noise = normal(chunk.shape, seed=arena["random.seed"], step=step, stream=_STREAM)
-        actions = network.act(hidden, state, noise)
+        seed, step = arena["random.seed"], arena["random.step"]
+        noise = normal(arena["action.chunk"].shape, seed=seed, step=step, stream=_STREAM)
+        return hidden, state, noise
+
+    def _commit(self, actions: torch.Tensor, lead: Lead | None = None) -> None:
+        """The chunk into its buffer, the step one on."""
+        arena, chunk = self._arena, self._arena["action.chunk"]
         arena["action.previous"].copy_(chunk)
-        chunk.copy_(normalisation.chunk(actions, joints))
-        step.add_(1)
+        absolute = self._checkpoint.normalisation.chunk(actions, arena["io.joints"])
+        chunk.copy_(absolute if lead is None else lead.keep_frozen(absolute))
+        arena["random.step"].add_(1)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen
 
+from flashrt_ros.models.guidance import Lead
 from flashrt_ros.models.streaming_vla.action_head import FlowHead
 from flashrt_ros.models.streaming_vla.configuration import TOKENS_PER_TICK, StreamingVLAConfig
 from flashrt_ros.models.streaming_vla.state import TickCache
@@ -133,3 +134,11 @@ class StreamingVLA(nn.Module):
         begin = noise.flatten(1) * self.config.noise_scale
         chunk = self.head.sample(begin, condition, self.config.flow_steps)
         return chunk.view_as(noise)
+
+    def act_led(
+        self, hidden: Tensor, state: Tensor, noise: Tensor, target: Tensor, lead: Lead
+    ) -> Tensor:
+        """`act` for one robot, led towards target, a normalised chunk [1, length, joints]."""
+        condition = self.condition(hidden, state)
+        begin = noise.flatten(1) * self.config.noise_scale
+        return self.head.sample_led(begin, condition, self.config.flow_steps, target, lead)
