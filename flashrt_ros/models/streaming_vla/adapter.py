@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -115,6 +115,9 @@ class StreamingVLAPolicy:
             self._cache = TickCache(
                 config, tensors, arena["random.step"], self._checkpoint.network.rotary
             )
+        # Eager is the reference: transformers' own blocks. What is captured is the fused tick.
+        network = self._checkpoint.network
+        self._network = network if Backend(backend) is Backend.EAGER else FusedTick(network)
         self._plan = Plan("tick", self._run, [_TICK], backend)
         self._led_plan = Plan("tick_led", self._run_led, [_TICK], backend)
         self._led = False
@@ -122,6 +125,10 @@ class StreamingVLAPolicy:
             pool = self._plan.capture(arena)
             if self.guided:
                 self._led_plan.capture(arena, pool)
+        # Plans differ in the last bits of their results. "fused": meant to be compiled, and was not.
+        active = self._plan.active
+        plan = str(active) if active is self._plan.backend else "fused"
+        self.fingerprint = replace(self.fingerprint, plan=plan)
 
     def twin(self) -> StreamingVLAPolicy:
         """See `TwinPolicy.twin`: network, tokenizer and statistics are the same objects."""
@@ -184,7 +191,7 @@ class StreamingVLAPolicy:
 
     def _run(self, key: ShapeKey) -> None:
         hidden, state, noise = self._perceive()
-        self._commit(self._checkpoint.network.act(hidden, state, noise))
+        self._commit(self._network.act(hidden, state, noise))
 
     def _run_led(self, key: ShapeKey) -> None:
         arena, network = self._arena, self._checkpoint.network
@@ -197,7 +204,7 @@ class StreamingVLAPolicy:
 
     def _perceive(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The backbone's output, the normalised state and the noise of this tick."""
-        arena, network = self._arena, self._checkpoint.network
+        arena, network = self._arena, self._network
         state = self._checkpoint.normalisation.state(arena["io.joints"])
         features = network.vision(arena["io.image"])
         hidden = network.tick(features, arena["io.instruction"], state, self._cache)
