@@ -28,6 +28,8 @@ class Command:
 COMMANDS = {
     "capsule": Command("flashrt_ros.runtime.cli", "list, check, compare and audit capsules"),
     "generate": Command("flashrt_ros.models.language.command", "a text from a language model"),
+    "record": Command("flashrt_ros.replay.recording", "a bag that can be replayed bit for bit"),
+    "replay": Command("flashrt_ros.replay.command", "bags in, the same actions out"),
     "bench": Command("flashrt_ros.bench.cli", "measure this machine"),
 }
 

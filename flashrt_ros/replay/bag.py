@@ -115,6 +115,13 @@ class Bag:
         return target
 
 
+def is_bag(path: Path) -> bool:
+    """Whether a folder or file is a bag itself, not a folder of bags."""
+    if path.is_file():
+        return _is_storage(path)
+    return (path / _METADATA).exists() or any(_is_storage(each) for each in path.iterdir())
+
+
 def _listing(path: Path) -> _Listing:
     if path.is_file():
         if not _is_storage(path):

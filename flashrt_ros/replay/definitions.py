@@ -103,7 +103,7 @@ class Decoder:
         """
         store = self._store(raw.schema)
         try:
-            return store.deserialize_cdr(raw.data, raw.schema.type)
+            return _deserialized(store, raw)
         except Exception as error:  # rosbags has no error of its own for every kind of nonsense
             raise CannotReplay(
                 f"a message on {raw.topic} recorded at {raw.log_ns} ns is no "
@@ -123,6 +123,20 @@ class Decoder:
             _check(schema.type, definition)
             self._stores[schema], self._definitions[schema] = store, definition
         return store
+
+
+def _deserialized(store: Typestore, raw: Raw) -> Any:
+    """As `Typestore.deserialize_cdr`, but bytes after the message are passed over, as DDS does.
+
+    Fast DDS sizes a buffer before it knows that empty sequences need no alignment; rclpy's
+    serialize_message hands out all of it.
+    """
+    if raw.data[:2] not in (b"\x00\x00", b"\x00\x01"):
+        raise ValueError(f"encapsulation {raw.data[:2].hex()}, expected 0000 or 0001")
+    kind = store.get_msgdef(raw.schema.type)
+    read = kind.deserialize_cdr_le if raw.data[1] else kind.deserialize_cdr_be
+    message, _ = read(raw.data[4:], 0, kind.cls, store)
+    return message
 
 
 def _typestore(schema: Schema) -> Typestore:

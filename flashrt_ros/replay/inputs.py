@@ -93,6 +93,8 @@ class RunInputs:
                 seen += 1
                 try:
                     array = decode_array(source, self._decoder.decode(raw))
+                    # A policy may take the array as it is: torch warns of one that is read-only.
+                    array = np.require(array, requirements=["C", "W"])
                 except ValueError as error:
                     differing = f"cannot be decoded: {error}"
                     continue

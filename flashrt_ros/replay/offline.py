@@ -78,6 +78,32 @@ def replay(
             machine.close()
 
 
+def bring_to(
+    run: Run,
+    machine: Machine,
+    shelf: Shelf | None,
+    boundary: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> int:
+    """Put a machine into the state in which the run was when a boundary was new.
+
+    Returns the position of the next event.
+
+    Raises:
+        CannotReplay: the boundary is not in the bag, or what leads to it cannot be had.
+    """
+    if boundary == 0 and run.events[0].index == 1:
+        return 0  # a machine begins there
+    plan = make_plan(run, shelf, boundary)
+    numbers = [event.boundary for event in run.events]
+    position = numbers.index(boundary) + 1
+    replayer = _Replayer(run, machine, replace(plan, end=position), tolerance=0.0, drifting=True)
+    report = replayer.replayed(progress, ())
+    if report.difference is not None and report.ticks < replayer.ticks_planned:
+        raise CannotReplay(report.difference.message)
+    return position
+
+
 def _shelf(
     run: Run, capsules: Path | None, cache: Path | None, from_boundary: int | None
 ) -> Shelf | None:
@@ -129,6 +155,11 @@ class _Replayer:
         self._rows: list[ReplayedBoundary] = []
         self._ticks = 0
 
+    @property
+    def ticks_planned(self) -> int:
+        """Ticks from the start to the end."""
+        return len(self._commits)
+
     def replayed(
         self, progress: Callable[[int, int], None] | None, notes: tuple[str, ...]
     ) -> ReplayReport:
@@ -179,6 +210,8 @@ class _Replayer:
             before = events[self._plan.start - 1] if self._plan.start > 0 else None
             self._chains[begin.boundary] = before.inputs_digest if before is not None else ""
             self._last = before
+        elif not self._events:
+            pass
         elif self._plan.start == 0 and self._events[0].kind not in ("INSTRUCTION", *MOVES):
             self._say(self._events[0])  # given before the recording began
         elif self._plan.start > 0:
@@ -341,17 +374,16 @@ class _Replayer:
         if last is not None and event.step != last.step + 1:
             self._fail(event, "its step", event.step, last.step + 1)
         if event.instruction != self._machine.instruction:
-            raise _Found(
-                Difference(
-                    event.boundary,
-                    "instruction",
-                    "instruction",
-                    event.instruction,
-                    self._machine.instruction,
-                    f"boundary {event.boundary} was computed under the instruction "
-                    f"'{event.instruction}', the replay has '{self._machine.instruction}'",
-                )  # fmt: skip
-            )
+            found = Difference(
+                event.boundary,
+                "instruction",
+                "instruction",
+                event.instruction,
+                self._machine.instruction,
+                f"boundary {event.boundary} was computed under the instruction "
+                f"'{event.instruction}', the replay has '{self._machine.instruction}'",
+            )  # fmt: skip
+            raise _Found(found)
 
     def _observation(self, event: RunEvent) -> Observation:
         observation = self._inputs.observation(event)
@@ -374,17 +406,16 @@ class _Replayer:
         chain = chained_digest(before, inputs)
         self._chains[event.boundary] = chain
         if chain != event.inputs_digest:
-            raise _Found(
-                Difference(
-                    event.boundary,
-                    "input",
-                    "inputs_digest",
-                    event.inputs_digest,
-                    chain,
-                    f"boundary {event.boundary}: the digest of all inputs on the lineage differs, "
-                    "though each input of this tick is as it was: a stamp, or an earlier input",
-                )  # fmt: skip
-            )
+            found = Difference(
+                event.boundary,
+                "input",
+                "inputs_digest",
+                event.inputs_digest,
+                chain,
+                f"boundary {event.boundary}: the digest of all inputs on the lineage differs, "
+                "though each input of this tick is as it was: a stamp, or an earlier input",
+            )  # fmt: skip
+            raise _Found(found)
 
     def _compare_actions(self, event: RunEvent, row: ReplayedBoundary) -> None:
         if row.expected is None or row.actual is None:

@@ -74,8 +74,10 @@ def make_plan(
     if from_boundary is not None:
         candidates = range(_position_of(run, from_boundary, end), -1, -1)
     earliest = _earliest_visits(last_visit, end)
+    latest = candidates[0] if from_boundary is not None else end
     for start in candidates:
-        begin = _begin(run, shelf, start)
+        # The boundary itself is asked for: a reset that follows it doesn't lead to it.
+        begin = _begin(run, shelf, start, by_reset=start < latest)
         if begin is not _IMPOSSIBLE and earliest[start] >= start - 1:
             last_use = {goal: position for position, goal in goals.items() if position >= start}
             return Plan(start, end, begin, goals, last_use)
@@ -85,11 +87,11 @@ def make_plan(
 _IMPOSSIBLE = StateKey(-2, "")
 
 
-def _begin(run: Run, shelf: Shelf | None, start: int) -> StateKey | None:
-    """The state to begin in so that events[start] comes next."""
+def _begin(run: Run, shelf: Shelf | None, start: int, *, by_reset: bool) -> StateKey | None:
+    """The state to begin in so that events[start] comes next; None: the policy's first."""
     events, info = run.events, run.info
     event = events[start]
-    if event.kind == "RESET":
+    if event.kind == "RESET" and by_reset:
         return None
     if start == 0:
         before = event.parent if event.kind == "COMMIT" else event.boundary
@@ -136,6 +138,9 @@ def _end(events: Sequence[RunEvent], until: int | None) -> int:
 
 def _position_of(run: Run, boundary: int, end: int) -> int:
     """The position after the event that made a boundary live for the first time."""
+    first = run.events[0]
+    if boundary == (first.parent if first.kind == "COMMIT" else first.boundary):
+        return 0
     for position, event in enumerate(run.events[:end]):
         if event.boundary == boundary:
             return min(position + 1, end - 1)
