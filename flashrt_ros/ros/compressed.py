@@ -15,7 +15,7 @@ import numpy as np
 from flashrt_ros.ros.images import MAX_PIXELS, check_size, to_8_bit
 
 _FORMATS = ("JPEG", "PNG")
-_MODES = ("RGB", "RGBA", "L", "I;16")
+_MODES = ("RGB", "RGBA", "L", "I;16", "I")  # 16 bits of grey are I;16, or I by an older Pillow
 
 
 def to_rgb(message: Any, max_pixels: int = MAX_PIXELS) -> np.ndarray:
@@ -48,12 +48,14 @@ def to_rgb(message: Any, max_pixels: int = MAX_PIXELS) -> np.ndarray:
         ) from None
     except Image.DecompressionBombError as error:
         raise ValueError(f"compressed image is too large: {error}") from None
-    except (OSError, SyntaxError, EOFError, IndexError, OverflowError) as error:
+    except ValueError:
+        raise
+    except Exception as error:  # Pillow's decoders raise many kinds for bytes that are no image
         raise ValueError(
             f"compressed image of format '{message.format}' and {len(data)} bytes is corrupt: "
             f"{error}"
         ) from None
-    if pixels.dtype == np.uint16:
+    if pixels.dtype != np.uint8:
         pixels = to_8_bit(pixels)
     if pixels.ndim == 2:
         pixels = np.repeat(pixels[:, :, None], 3, axis=2)
