@@ -14,6 +14,7 @@ import numpy as np
 from builtin_interfaces.msg import Time
 from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.node import Node
+from rclpy.publisher import Publisher
 from rclpy.qos import QoSProfile, ReliabilityPolicy
 from sensor_msgs.msg import Image, JointState
 from std_msgs.msg import Header, String
@@ -175,11 +176,15 @@ class FakeCamera:
         self._instructions.publish(String(data=text))
 
     def wait_for_subscribers(self) -> None:
-        deadline = time.monotonic() + PATIENCE
-        publishers = (self._images, self._joints, self._instructions)
-        while not all(publisher.get_subscription_count() for publisher in publishers):
-            assert time.monotonic() < deadline, "the policy node does not subscribe"
-            time.sleep(0.02)
+        wait_for_readers(self._images, self._joints, self._instructions)
+
+
+def wait_for_readers(*publishers: Publisher) -> None:
+    """Wait until each publisher knows of a subscription: what it sends before is lost."""
+    deadline = time.monotonic() + PATIENCE
+    while not all(publisher.get_subscription_count() for publisher in publishers):
+        assert time.monotonic() < deadline, "the policy node does not subscribe"
+        time.sleep(0.02)
 
 
 def moves(commands: list[JointTrajectory]) -> list[JointTrajectory]:
