@@ -33,7 +33,7 @@ RUNNING, HOLDING = RuntimeStatus.RUNNING, RuntimeStatus.HOLDING
 def robot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rig, FakeCamera]]:
     """An active policy node as on a robot, and sensors that publish when a test says so."""
     with rig("/robot", tmp_path_factory.mktemp("robot")) as made:
-        made.start_policy("observation_timeout:=0.0")
+        made.start_policy("observation_timeout:=0.0", "ramp_duration:=0.0")
         camera = FakeCamera(made)
         bring_up(made.caller, POLICY)
         camera.wait_for_subscribers()

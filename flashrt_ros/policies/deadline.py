@@ -17,7 +17,7 @@ class Deadline:
 
     def __init__(self, limit: float, misses: int) -> None:
         self.limit = limit
-        self._allowed = misses
+        self.allowed = misses
         self._cold = True
         self._in_a_row = 0
         self.misses = 0
@@ -33,7 +33,7 @@ class Deadline:
             return ""
         self.misses += 1
         self._in_a_row += 1
-        if self._in_a_row < self._allowed:
+        if self._in_a_row < self.allowed:
             return ""
         return (
             f"deadline missed {self._in_a_row} times in a row: a tick took "

@@ -134,14 +134,14 @@ class SafetyGuard:
         self.start_tolerance = start_tolerance
         self.report = LimitReport()
         self._velocities = list(velocities)
-        self._ramp = Ramp(0.0 if lockstep else ramp_duration)
+        self.ramp = Ramp(0.0 if lockstep else ramp_duration)
         self._lockstep = lockstep
         self._resuming = False
 
     def resumed(self) -> None:
         """The next trajectory is ramped, and begins where the joints are."""
         self._resuming = True
-        self._ramp.begin()
+        self.ramp.begin()
 
     def forget(self) -> None:
         """As `resumed`: a motion begins anew."""
@@ -154,7 +154,7 @@ class SafetyGuard:
         if context.is_hold or reason:
             return self._stay(trajectory, commanded, reason)
         start = self._taken_up(commanded, context)
-        request = self._ramp.apply(trajectory, start)
+        request = self.ramp.apply(trajectory, start)
         guarded = GuardedTrajectory(request)
         if self.limits.are_set:
             guarded = self._limit(request, start)

@@ -28,12 +28,12 @@ class Ramp:
 
     def __init__(self, duration: float) -> None:
         self.duration = duration
-        self._due = duration > 0.0
+        self._due = True
         self._begin: CommandState | None = None
 
     def begin(self) -> None:
         """The next trajectory is the first one of a motion."""
-        self._due = self.duration > 0.0
+        self._due = True
 
     def apply(self, trajectory: Trajectory, start: CommandState) -> Trajectory:
         """The trajectory, blended where a ramp is under way; else the same object.
@@ -41,7 +41,7 @@ class Ramp:
         `start`: where the joints are commanded to be now.
         """
         if self._due:
-            self._due, self._begin = False, start
+            self._due, self._begin = False, start if self.duration > 0.0 else None
         if self._begin is None:
             return trajectory
         elapsed = (trajectory.start_ns - self._begin.time_ns) * 1e-9

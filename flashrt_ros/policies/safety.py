@@ -70,7 +70,25 @@ class Safety:
             hold_duration=hold_duration,
             displaced=options.displaced,
         )
-        self.deadline = Deadline(
-            0.0 if lockstep else options.tick_deadline, options.deadline_misses
+        self._lockstep = lockstep
+        self.deadline = Deadline(0.0, options.deadline_misses)
+        self.clock = ClockWatch(0.0)
+        self.adjust(
+            ramp_duration=options.ramp_duration,
+            tick_deadline=options.tick_deadline,
+            clock_timeout=options.clock_timeout,
         )
-        self.clock = ClockWatch(0.0 if lockstep else options.clock_timeout)
+
+    def adjust(self, **changes: float) -> None:
+        """Other values, by name, from the next command on: numbers of `SafetyOptions`,
+        `hold_duration` and `continue_tolerance`. In lockstep what goes by wall time stays
+        off."""
+        guard, watched = self.guard, not self._lockstep
+        guard.hold_duration = changes.get("hold_duration", guard.hold_duration)
+        guard.displaced = changes.get("continue_tolerance", guard.displaced)
+        allowed = changes.get("deadline_misses", self.deadline.allowed)
+        self.deadline.allowed = int(allowed)
+        if watched:
+            guard.ramp.duration = changes.get("ramp_duration", guard.ramp.duration)
+            self.deadline.limit = changes.get("tick_deadline", self.deadline.limit)
+            self.clock.timeout = changes.get("clock_timeout", self.clock.timeout)

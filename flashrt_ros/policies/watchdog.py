@@ -16,7 +16,7 @@ class ClockWatch:
     """
 
     def __init__(self, timeout: float, steady: Callable[[], float] = time.monotonic) -> None:
-        self._timeout = timeout
+        self.timeout = timeout
         self._steady = steady
         self._seen_ns: int | None = None
         self._since = 0.0
@@ -26,4 +26,4 @@ class ClockWatch:
         if now_ns != self._seen_ns:
             self._seen_ns, self._since = now_ns, self._steady()
             return False
-        return self._timeout > 0.0 and self._steady() - self._since > self._timeout
+        return self.timeout > 0.0 and self._steady() - self._since > self.timeout

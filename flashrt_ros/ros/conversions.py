@@ -105,6 +105,7 @@ def to_action_chunk(chunk: ChunkOutput, names: Sequence[str]) -> ActionChunk:
         input_names=list(chunk.stamps),
         input_stamps=[to_time(stamp) for stamp in chunk.stamps.values()],
         hold=command.is_hold,
+        limited_points=command.limited_points,
         inference_duration=chunk.inference_s,
     )
 

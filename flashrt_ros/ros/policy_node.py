@@ -19,6 +19,7 @@ from rclpy.duration import Duration
 from flashrt_ros.models import load_policy
 from flashrt_ros.policies import EngineOptions, PolicyEngine
 from flashrt_ros.policies.contract_file import load_contract
+from flashrt_ros.ros.emergency_stop import EmergencyStopInput
 from flashrt_ros.ros.managed_node import ManagedNode
 from flashrt_ros.ros.meters import Meters
 from flashrt_ros.ros.parameters import read
@@ -27,6 +28,7 @@ from flashrt_ros.ros.policy_inputs import PolicyInputs
 from flashrt_ros.ros.policy_outputs import PolicyOutputs
 from flashrt_ros.ros.policy_parameters import PARAMETERS
 from flashrt_ros.ros.policy_parts import Parts
+from flashrt_ros.ros.policy_safety import make_safety
 from flashrt_ros.ros.policy_status import PolicyReporter
 from flashrt_ros.ros.process import run_node
 from flashrt_ros.ros.run_info import RunInfoPublisher
@@ -85,6 +87,9 @@ class PolicyNode(ManagedNode):
         if parts.engine is not None and options:
             engine = parts.engine
             engine.submit(lambda session: engine.adjust(**options))
+        if parts.engine is not None and parts.safety is not None:
+            safety = parts.safety
+            parts.engine.submit(lambda session: safety.adjust(**changes))
         if parts.inputs is not None and "max_skew" in changes:
             parts.inputs.assembler.max_skew_s = changes["max_skew"]
         auto = self._boundary_snapshots()
@@ -106,6 +111,7 @@ class PolicyNode(ManagedNode):
         parts.model = load_policy(name, device=read(self, "device"))
         # Before plans are captured, which may take minutes.
         parts.contract = load_contract(read(self, "contract"), parts.model.spec)
+        parts.safety = make_safety(self, parts.model.spec.joint_names)
         arena = Arena(parts.model.buffer_specs(), device=read(self, "device"))
         self._stage(f"capturing and warming up plans ({read(self, 'backend')})")
         seed = read(self, "seed")
@@ -149,8 +155,12 @@ class PolicyNode(ManagedNode):
                 observation_timeout=read(self, "observation_timeout"),
                 hold_duration=read(self, "hold_duration"),
             ),
+            safety=parts.safety,
         )
         parts.engine.start()
+        parts.emergency_stop = EmergencyStopInput(
+            self, parts.engine, required=read(self, "emergency_stop_required")
+        )
         parts.inputs = PolicyInputs(
             self, parts.engine, parts.contract, lockstep=lockstep, max_skew=read(self, "max_skew")
         )
@@ -174,7 +184,7 @@ class PolicyNode(ManagedNode):
         """Free whatever exists, newest first; tolerates a half-built state."""
         parts, self._parts = self._parts, Parts()
         self._attempt("ending evaluations", self._surface.detach)
-        for endpoints in (parts.run_info, parts.inputs):
+        for endpoints in (parts.run_info, parts.inputs, parts.emergency_stop):
             if endpoints is not None:
                 self._attempt("destroying endpoints", endpoints.destroy)
         host = parts.engine or parts.session

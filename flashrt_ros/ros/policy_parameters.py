@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from flashrt_ros.ros import policy_safety
 from flashrt_ros.ros.parameters import Parameter
 
 PARAMETERS = (
@@ -77,4 +78,5 @@ PARAMETERS = (
         60.0,
         live=True,
     ),
+    *policy_safety.PARAMETERS,
 )

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from flashrt_ros.models.policy import PolicyModel
 from flashrt_ros.policies import PolicyEngine
 from flashrt_ros.policies.contract import Contract
+from flashrt_ros.policies.safety import Safety
+from flashrt_ros.ros.emergency_stop import EmergencyStopInput
 from flashrt_ros.ros.policy_inputs import PolicyInputs
 from flashrt_ros.ros.policy_outputs import PolicyOutputs
 from flashrt_ros.ros.run_info import RunInfoPublisher
@@ -20,9 +22,11 @@ class Parts:
 
     model: PolicyModel | None = None
     contract: Contract | None = None
+    safety: Safety | None = None
     store: Store | None = None
     session: Session | None = None
     engine: PolicyEngine | None = None
     outputs: PolicyOutputs | None = None
     inputs: PolicyInputs | None = None
+    emergency_stop: EmergencyStopInput | None = None
     run_info: RunInfoPublisher | None = None

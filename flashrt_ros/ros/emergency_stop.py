@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The topic `emergency_stop`, heard by a thread that nothing else holds up."""
+
+from __future__ import annotations
+
+import threading
+
+from rclpy.event_handler import (
+    QoSLivelinessChangedInfo,
+    QoSRequestedIncompatibleQoSInfo,
+    SubscriptionEventCallbacks,
+)
+from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+from rclpy.node import Node
+from rclpy.qos import QoSProfile, ReliabilityPolicy
+from std_msgs.msg import Bool
+
+from flashrt_ros.policies import PolicyEngine
+from flashrt_ros.ros import qos
+
+PRESSED = "emergency stop"
+UNHEARD = "emergency stop: nobody has said yet that it is released"
+GONE = "emergency stop: whoever published it is gone"
+DEAF = "emergency stop: a publisher of it is best effort and cannot be relied on"
+
+_VOLATILE = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE)
+
+
+class EmergencyStopInput:
+    """Presses and releases the engine's emergency stop; true presses, false releases.
+
+    It has a node, an executor and a thread of its own: a press waits for no image that is decoded,
+    no verb and no transition of the policy's node, and for no tick.
+
+    There are two subscriptions. The latched one gets what was said before this node came; only
+    the other one hears a publisher that is not latched, as `ros2 topic pub` is by default. Most
+    messages come twice so, and the second one changes nothing.
+
+    Args:
+        node: the policy's; its name, namespace and remappings are taken over.
+        engine: whose switch it is.
+        required: without a publisher that has said false, it counts as pressed.
+    """
+
+    def __init__(self, node: Node, engine: PolicyEngine, *, required: bool) -> None:
+        self._log = node.get_logger()
+        self._engine = engine
+        self._required = required
+        self._alive = 0
+        if required:
+            self._press(UNHEARD)
+        self._node = Node(
+            f"{node.get_name()}_emergency_stop",
+            namespace=node.get_namespace(),
+            context=node.context,
+            use_global_arguments=False,  # they may rename every node of the process
+            start_parameter_services=False,
+            enable_rosout=False,
+        )
+        topic = node.resolve_topic_name("emergency_stop")
+        # rclpy's own answer to a publisher that is not latched is a warning; here it is heard.
+        latched = SubscriptionEventCallbacks(use_default_callbacks=False)
+        events = SubscriptionEventCallbacks(
+            incompatible_qos=self._on_incompatible, liveliness=self._on_liveliness
+        )
+        self._node.create_subscription(
+            Bool, topic, self._on_message, qos.LATCHED, event_callbacks=latched
+        )
+        self._node.create_subscription(
+            Bool, topic, self._on_message, _VOLATILE, event_callbacks=events
+        )
+        self._executor = SingleThreadedExecutor(context=node.context)
+        self._executor.add_node(self._node)
+        self._thread = threading.Thread(target=self._spin, name="emergency-stop", daemon=True)
+        self._thread.start()
+
+    def destroy(self) -> None:
+        """End the thread and remove the node."""
+        self._executor.shutdown()
+        self._thread.join()
+        self._node.destroy_node()
+
+    def _spin(self) -> None:
+        try:
+            self._executor.spin()
+        except ExternalShutdownException:
+            pass  # the process ends
+
+    def _on_message(self, message: Bool) -> None:
+        if message.data:
+            self._press(PRESSED)
+        elif self._engine.safety.emergency.pressed:
+            self._engine.release_emergency_stop()
+            self._log.warning("emergency stop released: the arm stays held until a resume")
+
+    def _on_liveliness(self, info: QoSLivelinessChangedInfo) -> None:
+        gone, self._alive = self._alive > 0 and info.alive_count == 0, info.alive_count
+        if gone and self._required:
+            self._press(GONE)
+
+    def _on_incompatible(self, info: QoSRequestedIncompatibleQoSInfo) -> None:
+        self._press(DEAF)
+
+    def _press(self, reason: str) -> None:
+        if not self._engine.safety.emergency.pressed:
+            self._engine.press_emergency_stop(reason)
+            self._log.error(f"{reason}: the arm is held")

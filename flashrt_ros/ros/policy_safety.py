@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The safety of a policy node, from its parameters; docs/safety.md explains each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rclpy.node import Node
+
+from flashrt_ros.policies.limits import LimitActions
+from flashrt_ros.policies.limits_file import load_limits
+from flashrt_ros.policies.safety import Safety, SafetyOptions
+from flashrt_ros.ros.parameters import Parameter, read
+
+PARAMETERS = (
+    Parameter(
+        "limits",
+        "",
+        "YAML file of joint limits, as MoveIt and ros2_control have it; empty: none.",
+    ),
+    Parameter("urdf", "", "URDF file, or its XML: limits of position and velocity; empty: none."),
+    Parameter(
+        "limit_action",
+        "clamp, jump=hold",
+        "What a breach of a limit does: clamp or hold, for all or as <kind>=<action>, "
+        "kinds: position, velocity, acceleration, jump.",
+    ),
+    Parameter(
+        "ramp_duration",
+        0.5,
+        "The first commands after a hold are blended in over this time, s; 0: not. "
+        "Never in lockstep.",
+        0.0,
+        10.0,
+        live=True,
+    ),
+    Parameter(
+        "tick_deadline",
+        0.0,
+        "Longest tick, s; 0: any. The first tick is not judged. Never in lockstep.",
+        0.0,
+        60.0,
+        live=True,
+    ),
+    Parameter("deadline_misses", 3, "Hold after so many late ticks in a row.", 1, 1000, live=True),
+    Parameter(
+        "clock_timeout",
+        1.0,
+        "Hold when the node's clock stands still for this wall time, s; 0: never. "
+        "Never in lockstep.",
+        0.0,
+        60.0,
+        live=True,
+    ),
+    Parameter(
+        "emergency_stop_required",
+        False,
+        "The emergency stop counts as pressed while nobody publishes that it is released.",
+    ),
+)
+LIVE = tuple(parameter.name for parameter in PARAMETERS if parameter.live)
+
+
+def make_safety(node: Node, joint_names: Sequence[str], velocities: tuple[int, ...] = ()) -> Safety:
+    """What keeps a policy's commands safe.
+
+    Args:
+        node: has the parameters.
+        joint_names: the policy's.
+        velocities: columns of its actions that are velocities.
+
+    Raises:
+        OSError, ValueError: a file can't be read or can't be meant; the message says which.
+    """
+    loaded = load_limits(joint_names, path=read(node, "limits"), urdf=read(node, "urdf"))
+    if loaded.ignored:
+        node.get_logger().warning(f"limits that are not enforced: {', '.join(loaded.ignored)}")
+    lockstep = read(node, "lockstep")
+    if not loaded.limits.are_set and not lockstep:
+        node.get_logger().warning(
+            "no joint limits: give parameter 'limits' or 'urdf' before a real arm is connected"
+        )
+    options = SafetyOptions(
+        limits=loaded.limits,
+        actions=LimitActions.parse(read(node, "limit_action").split(",")),
+        ramp_duration=read(node, "ramp_duration"),
+        tick_deadline=read(node, "tick_deadline"),
+        deadline_misses=read(node, "deadline_misses"),
+        clock_timeout=read(node, "clock_timeout"),
+        displaced=read(node, "continue_tolerance"),
+    )
+    return Safety(
+        joint_names,
+        options,
+        velocities=velocities,
+        lockstep=lockstep,
+        hold_duration=read(node, "hold_duration"),
+    )
