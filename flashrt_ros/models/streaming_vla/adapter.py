@@ -125,7 +125,7 @@ class StreamingVLAPolicy:
             pool = self._plan.capture(arena)
             if self.guided:
                 self._led_plan.capture(arena, pool)
-        # Plans differ in the last bits of their results. "fused": meant to be compiled, and was not.
+        # Plans differ in the last bits. "fused": meant to be compiled, and was not.
         active = self._plan.active
         plan = str(active) if active is self._plan.backend else "fused"
         self.fingerprint = replace(self.fingerprint, plan=plan)
