@@ -128,11 +128,12 @@ def rig(namespace: str, log_dir: Path) -> Iterator[Rig]:
 class FakeCamera:
     """A robot's sensors, as far as the policy sees them: an image and a joint state."""
 
-    def __init__(self, rig: Rig) -> None:
+    def __init__(self, rig: Rig, prefix: str = "") -> None:
         self._rig = rig
-        self._images = rig.node.create_publisher(Image, "camera/image_raw", RELIABLE)
-        self._joints = rig.node.create_publisher(JointState, "joint_states", RELIABLE)
-        self._instructions = rig.node.create_publisher(String, "instruction", RELIABLE)
+        node = rig.node
+        self._images = node.create_publisher(Image, f"{prefix}camera/image_raw", RELIABLE)
+        self._joints = node.create_publisher(JointState, f"{prefix}joint_states", RELIABLE)
+        self._instructions = node.create_publisher(String, f"{prefix}instruction", RELIABLE)
 
     def stamp(self) -> Time:
         return to_time(time.time_ns())

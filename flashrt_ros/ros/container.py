@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from rclpy.node import Node
 
@@ -36,8 +37,8 @@ _NAME = re.compile(r"/?([A-Za-z_]\w*/)*[A-Za-z_]\w*")
 class PolicyContainer(Node):
     """Says which nodes the process hosts, in the read-only parameter `policies`."""
 
-    def __init__(self) -> None:
-        super().__init__("policy_container")
+    def __init__(self, **options: Any) -> None:
+        super().__init__("policy_container", **options)
         for parameter in PARAMETERS:
             parameter.declare(self)
 
