@@ -20,7 +20,7 @@ from flashrt_ros.demo.errand import Planner, Schedule, Trial, Way
 from flashrt_ros.demo.lifecycle import bring_up
 from flashrt_ros.demo.processes import Processes
 from flashrt_ros.demo.simulator import SimClient
-from flashrt_ros.msg import ActionChunk, Boundary, RuntimeStatus, SimState
+from flashrt_ros.msg import ActionChunk, Boundary, RunInfo, RuntimeStatus, SimState
 from flashrt_ros.replay.recorder import BagRecorder, Topic
 
 HELD_OUT = 2_000
@@ -53,6 +53,7 @@ def topics() -> list[Topic]:
         Topic("camera/image_raw", Image),
         Topic("joint_states", JointState),
         Topic("joint_trajectory", JointTrajectory),
+        Topic(f"{POLICY}/run_info", RunInfo, latched=True),
         Topic(f"{POLICY}/action_chunk", ActionChunk),
         Topic(f"{POLICY}/boundary", Boundary),
         Topic(f"{POLICY}/status", RuntimeStatus, latched=True),
@@ -110,6 +111,7 @@ def main(argv: list[str] | None = None) -> int:
                 "--ros-args",
                 *("-p", f"model:={options.model}"),
                 *("-p", "lockstep:=true"),
+                *("-p", "state_digest_every:=10"),  # a replay then names the buffer that differs
                 *("-p", "use_sim_time:=true"),
             ],
         )
