@@ -7,6 +7,7 @@ the bag opens in `ros2 bag`, in Foxglove and with the `rosbags` library.
 
 from __future__ import annotations
 
+import importlib
 import threading
 import time
 from collections import Counter
@@ -26,7 +27,7 @@ from rosbags.interfaces import (
     QosReliability,
     QosTime,
 )
-from rosbags.rosbag2 import StoragePlugin, Writer
+from rosbags.rosbag2 import CompressionFormat, CompressionMode, StoragePlugin, Writer
 from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 from rosbags.typesys.store import Typestore
 
@@ -51,14 +52,33 @@ class Topic:
     reliable: bool = True
 
 
-def typestore_with(package: str) -> Typestore:
-    """The common interfaces and every message of an installed package."""
+def typestore_with(*packages: str) -> Typestore:
+    """The common interfaces and every message of some installed packages.
+
+    A package whose messages need those of another one comes after it, or with it.
+    """
     store = get_typestore(Stores.LATEST)
     types: dict[str, Any] = {}
-    for path in sorted((Path(get_package_share_directory(package)) / "msg").glob("*.msg")):
-        types |= get_types_from_msg(path.read_text("utf-8"), f"{package}/msg/{path.stem}")
+    for package in packages:
+        for path in sorted((Path(get_package_share_directory(package)) / "msg").glob("*.msg")):
+            types |= get_types_from_msg(path.read_text("utf-8"), f"{package}/msg/{path.stem}")
     store.register(types)
     return store
+
+
+def type_name(kind: Any) -> str:
+    """`sensor_msgs/msg/Image` of its class."""
+    return f"{kind.__module__.partition('.')[0]}/msg/{kind.__name__}"
+
+
+def message_class(name: str) -> Any:
+    """The class of `sensor_msgs/msg/Image`.
+
+    Raises:
+        ModuleNotFoundError, AttributeError: the package, or its message, is not installed.
+    """
+    package, _, kind = name.partition("/msg/")
+    return getattr(importlib.import_module(f"{package}.msg"), kind)
 
 
 class BagRecorder:
@@ -68,19 +88,31 @@ class BagRecorder:
         node: spun by another thread.
         path: a directory that does not exist yet.
         topics: what to record.
+        storage: MCAP, or SQLite3 as older tools want it.
+        compressed: chunks are compressed with zstd (MCAP), or messages (SQLite3).
 
     Raises:
         rosbags.rosbag2.WriterError: the directory exists.
     """
 
-    def __init__(self, node: Node, path: Path, topics: Sequence[Topic]) -> None:
+    def __init__(
+        self,
+        node: Node,
+        path: Path,
+        topics: Sequence[Topic],
+        *,
+        storage: StoragePlugin = StoragePlugin.MCAP,
+        compressed: bool = False,
+    ) -> None:
         self._node = node
         self._lock = threading.Lock()
-        self._writer: Writer | None = Writer(
-            path, version=_BAG_VERSION, storage_plugin=StoragePlugin.MCAP
-        )
+        self._writer: Writer | None = Writer(path, version=_BAG_VERSION, storage_plugin=storage)
+        if compressed:
+            by_chunk = storage is StoragePlugin.MCAP
+            mode = CompressionMode.STORAGE if by_chunk else CompressionMode.MESSAGE
+            self._writer.set_compression(mode, CompressionFormat.ZSTD)
         self._writer.open()
-        self._typestore = typestore_with("flashrt_ros")
+        self._typestore = typestore_with(*_packages(topics))
         self.counts: Counter[str] = Counter()
         self._names = [node.resolve_topic_name(topic.name) for topic in topics]
         self._subscriptions = [self._subscribe(topic) for topic in topics]
@@ -126,10 +158,9 @@ class BagRecorder:
     def _subscribe(self, topic: Topic) -> Any:
         assert self._writer is not None
         name = self._node.resolve_topic_name(topic.name)
-        package = topic.kind.__module__.partition(".")[0]
         connection = self._writer.add_connection(
             name,
-            f"{package}/msg/{topic.kind.__name__}",
+            type_name(topic.kind),
             typestore=self._typestore,
             offered_qos_profiles=[_offered(topic)],
         )
@@ -150,6 +181,13 @@ class BagRecorder:
             ),
         )
         return self._node.create_subscription(topic.kind, name, on_message, profile, raw=True)
+
+
+def _packages(topics: Sequence[Topic]) -> list[str]:
+    """Packages whose messages the common interfaces don't have; ours is always among them."""
+    known = get_typestore(Stores.LATEST).fielddefs
+    others = {type_name(topic.kind) for topic in topics} - known.keys()
+    return sorted({"flashrt_ros"} | {name.partition("/")[0] for name in others})
 
 
 def _offered(topic: Topic) -> Qos:
