@@ -148,6 +148,7 @@ class CapsuleServices:
                 request.capsule,
                 motion_of(request.motion),
                 roles=roles_of(request.ablate_only_roles),
+                digest=self._runner.digests,
                 **expectations(request),
             )
 
@@ -159,6 +160,7 @@ class CapsuleServices:
             return self._runner.host.rollback(
                 motion_of(request.motion),
                 nearest=request.nearest,
+                digest=self._runner.digests,
                 **target_of(request),
                 **expectations(request),
             )

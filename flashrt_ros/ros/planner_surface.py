@@ -49,10 +49,12 @@ class PlannerSurface:
         timeout: float,
         backend: str,
         evaluate: bool = True,
+        digests: bool = False,
     ) -> None:
         """Serve an engine that has not ticked yet.
 
-        timeout: longest wait of a verb for the replay thread, s; evaluate: keep a second arena.
+        timeout: longest wait of a verb for the replay thread, s; evaluate: keep a second arena;
+        digests: answer with the digest of a state that was restored.
         """
         if evaluate:
             try:
@@ -63,7 +65,7 @@ class PlannerSurface:
         self._evaluations.attach(self._evaluator, engine.model.spec)
         self._verbs.attach(engine)
         self._run_services.attach(self._runs)
-        self._runner.attach(engine, timeout)
+        self._runner.attach(engine, timeout, digests=digests)
 
     def pause(self) -> None:
         """The node is deactivated: end the run under way. The engine holds the arm."""

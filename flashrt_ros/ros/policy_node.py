@@ -170,6 +170,7 @@ class PolicyNode(ManagedNode):
             timeout=read(self, "verb_timeout"),
             backend=read(self, "backend"),
             evaluate=read(self, "evaluate"),
+            digests=read(self, "state_digest_every") > 0,
         )
         parts.run_info = RunInfoPublisher(
             self,

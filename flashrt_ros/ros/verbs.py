@@ -99,6 +99,7 @@ class VerbRunner:
         self._hint = hint
         self._host: VerbHost | None = None
         self._timeout = 0.0
+        self.digests = False
         self._record = AnswerRecord()
         self._lock = threading.Lock()
         self._waiting: dict[RosFuture, float] = {}
@@ -106,12 +107,16 @@ class VerbRunner:
         self._sweeper = node.create_timer(_SWEEP, self._sweep, clock=steady)
         self._sweeper.cancel()
 
-    def attach(self, host: VerbHost, timeout: float) -> None:
-        """Serve a session. `timeout`: longest wait for the replay thread, s.
+    def attach(self, host: VerbHost, timeout: float, *, digests: bool = False) -> None:
+        """Serve a session.
+
+        timeout: longest wait for the replay thread, s; digests: answer with the digest of a state
+        that was restored.
 
         The record of answers begins anew: those of another session mean nothing here.
         """
         self._timeout = timeout
+        self.digests = digests
         self._record = AnswerRecord()
         self._host = host
 
