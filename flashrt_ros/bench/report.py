@@ -1,28 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measurements, and the one JSON format that every benchmark of this package writes."""
+"""Measurements, and the one JSON format that every benchmark of this package writes.
+
+The format, "flashrt-bench/1" (`validate` checks it):
+
+    schema     "flashrt-bench/1"
+    benchmark  the benchmark's name, "capsule" say
+    created    ISO 8601 time, UTC
+    machine    system, architecture, processor, cores, threads, memory_gib; gpu where there is one
+    versions   flashrt_ros, python, torch, numpy, and what the benchmark compared with
+    notes      sentences that belong to the figures
+    rows       name, params, unit, median, p99, n, baseline, ratio, spread
+
+Of a row `median` and `p99` are in `unit` over `n` repetitions. `baseline` is the median of what it
+is compared with, measured in turns in the same process; `ratio` says how many times better it is
+unless the benchmark's text says otherwise; `spread` are the quartiles of the ratio over the single
+turns. Rows of different files are never compared with each other.
+"""
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import numpy
 import torch
 
 from .. import __version__
 
+SCHEMA = "flashrt-bench/1"
 Params = Mapping[str, int | float | str]
+_SECONDS = {"s": 1.0, "ms": 1e3, "us": 1e6}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement. `ratio` compares with `baseline`; its docstring in docs says which way."""
+    """One measurement; see the format above."""
 
     name: str
     params: Params
@@ -32,43 +53,133 @@ class Row:
     n: int
     baseline: float | None = None
     ratio: float | None = None
+    spread: tuple[float, float] | None = None
 
 
 @dataclass
 class Report:
     """What a benchmark found, on which machine."""
 
+    benchmark: str = "unnamed"
     rows: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    peers: dict[str, str] = field(default_factory=dict)  # versions of what was compared with
 
     def add(self, row: Row) -> None:
         self.rows.append(row)
 
     def to_json(self) -> str:
-        return json.dumps(
-            {
-                "machine": machine(),
-                "versions": versions(),
-                "rows": [asdict(row) for row in self.rows],
-            },
-            indent=2,
-        )
+        created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        content = {
+            "schema": SCHEMA,
+            "benchmark": self.benchmark,
+            "created": created,
+            "machine": machine(),
+            "versions": {**versions(), **self.peers},
+            "notes": self.notes,
+            "rows": [asdict(row) for row in self.rows],
+        }
+        return json.dumps(content, indent=2)
 
     def write(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(self.to_json() + "\n")
 
     def table(self) -> str:
         """The rows as Markdown."""
-        lines = [
-            "| measurement | unit | median | p99 | n | baseline | ratio |",
-            "|---|---|" + "--:|" * 5,
-        ]
-        for row in self.rows:
-            params = ", ".join(f"{key} {value}" for key, value in row.params.items())
-            name = f"`{row.name}`" + (f" ({params})" if params else "")
-            cells = [name, row.unit, _number(row.median), _number(row.p99), str(row.n)]
-            cells += [_number(row.baseline), _number(row.ratio)]
-            lines.append("| " + " | ".join(cells) + " |")
-        return "\n".join(lines)
+        return table(self.rows)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A file of the format, read back."""
+
+    benchmark: str
+    created: str
+    machine: Mapping[str, str | int]
+    versions: Mapping[str, str]
+    notes: Sequence[str]
+    rows: Sequence[Row]
+
+
+def read(path: Path) -> Measured:
+    """Read a file. Raises ValueError naming the file and what is wrong with it."""
+    try:
+        content = json.loads(path.read_text())
+        validate(content)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    rows = [
+        Row(**{**row, "spread": None if row["spread"] is None else tuple(row["spread"])})
+        for row in content["rows"]
+    ]
+    return Measured(
+        content["benchmark"], content["created"], content["machine"], content["versions"],
+        content["notes"], rows,
+    )  # fmt: skip
+
+
+def validate(content: Any) -> None:
+    """Raise ValueError naming the first field that is not of the format."""
+    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+        found = content.get("schema") if isinstance(content, dict) else type(content).__name__
+        raise ValueError(f"schema is {found!r}, expected {SCHEMA!r}")
+    for name, kind in (
+        ("benchmark", str), ("created", str), ("machine", dict), ("versions", dict),
+        ("notes", list), ("rows", list),
+    ):  # fmt: skip
+        if not isinstance(content.get(name), kind):
+            raise ValueError(f"{name} is {content.get(name)!r}, expected a {kind.__name__}")
+    for name in ("system", "architecture", "processor", "cores", "threads", "memory_gib"):
+        if name not in content["machine"]:
+            raise ValueError(f"machine has no {name!r}")
+    for name in ("flashrt_ros", "python", "torch", "numpy"):
+        if name not in content["versions"]:
+            raise ValueError(f"versions has no {name!r}")
+    if not content["rows"]:
+        raise ValueError("rows is empty")
+    for index, row in enumerate(content["rows"]):
+        _validate_row(f"rows[{index}]", row)
+
+
+def _validate_row(where: str, row: Any) -> None:
+    expected = {one.name for one in fields(Row)}
+    if not isinstance(row, dict) or set(row) != expected:
+        found = sorted(row) if isinstance(row, dict) else row
+        raise ValueError(f"{where} has {found}, expected {sorted(expected)}")
+    if not row["name"] or not row["unit"] or not isinstance(row["params"], dict):
+        raise ValueError(f"{where} needs a name, a unit and params")
+    for name in ("median", "p99", "baseline", "ratio"):
+        value = row[name]
+        if value is None and name in ("baseline", "ratio"):
+            continue
+        if not isinstance(value, int | float) or value != value or value < 0:
+            raise ValueError(f"{where}.{name} is {value!r}, expected a number >= 0")
+    if not isinstance(row["n"], int) or row["n"] < 1:
+        raise ValueError(f"{where}.n is {row['n']!r}, expected an integer >= 1")
+    spread = row["spread"]
+    if spread is not None and (len(spread) != 2 or spread[0] > spread[1]):
+        raise ValueError(f"{where}.spread is {spread!r}, expected [low, high]")
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Rows as a Markdown table."""
+    lines = [
+        "| measurement | unit | median | p99 | n | baseline | ratio (quartiles) |",
+        "|---|---|" + "--:|" * 5,
+    ]
+    for row in rows:
+        params = ", ".join(f"{key} {value}" for key, value in row.params.items())
+        name = f"`{row.name}`" + (f" ({params})" if params else "")
+        cells = [name, row.unit, number(row.median), number(row.p99), str(row.n)]
+        ratio = number(row.ratio)
+        if row.spread is not None:
+            ratio += f" ({number(row.spread[0])} to {number(row.spread[1])})"
+        lines.append("| " + " | ".join([*cells, number(row.baseline), ratio]) + " |")
+    return "\n".join(lines)
+
+
+# -- measuring
 
 
 def timed(run: Callable[[], object]) -> float:
@@ -80,6 +191,23 @@ def timed(run: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
+def interleaved(
+    runs: Mapping[str, Callable[[], object]], turns: int, *, warmup: int = 1
+) -> dict[str, list[float]]:
+    """Seconds of `turns` calls of each, taken A B A B: all meet the same other load.
+
+    Sample i of one and sample i of another are a pair, which `row_of(..., against=…)` uses.
+    """
+    for _ in range(warmup):
+        for run in runs.values():
+            timed(run)
+    samples: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(turns):
+        for name, run in runs.items():
+            samples[name].append(timed(run))
+    return samples
+
+
 def row_of(
     name: str,
     samples: Sequence[float],
@@ -88,21 +216,41 @@ def row_of(
     params: Params | None = None,
     baseline: float | None = None,
     ratio: float | None = None,
+    against: Sequence[float] | None = None,
 ) -> Row:
-    """A row of samples in seconds (or, for other units than s, ms, us, in that unit)."""
-    scale = {"s": 1.0, "ms": 1e3, "us": 1e6}.get(unit, 1.0)
-    ordered = sorted(samples)
-    p99 = ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
+    """A row of samples in seconds (or, for other units than s, ms, us, in that unit).
+
+    against: samples of what it is compared with, taken in turns with `samples`; `baseline`,
+    `ratio` and `spread` follow from the pairs. The ratio of times is against / sample, of rates
+    sample / against.
+    """
+    scale = _SECONDS.get(unit, 1.0)
+    spread = None
+    if against is not None:
+        pairs = zip(samples, against, strict=True)
+        ratios = sorted(b / a if unit in _SECONDS else a / b for a, b in pairs)
+        baseline, ratio = statistics.median(against), statistics.median(ratios)
+        spread = (quantile(ratios, 0.25), quantile(ratios, 0.75))
     return Row(
         name,
         params or {},
         unit,
-        statistics.median(ordered) * scale,
-        p99 * scale,
-        len(ordered),
+        statistics.median(samples) * scale,
+        quantile(samples, 0.99) * scale,
+        len(samples),
         None if baseline is None else baseline * scale,
         ratio,
+        spread,
     )
+
+
+def quantile(samples: Sequence[float], share: float) -> float:
+    """The smallest sample that at least this share of them does not exceed."""
+    ordered = sorted(samples)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+# -- where
 
 
 def machine() -> dict[str, str | int]:
@@ -121,12 +269,18 @@ def machine() -> dict[str, str | int]:
 
 
 def versions() -> dict[str, str]:
-    return {
+    """Versions of the package and what it computes with."""
+    found = {
         "flashrt_ros": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,
     }
+    try:
+        found["transformers"] = metadata.version("transformers")
+    except metadata.PackageNotFoundError:
+        pass
+    return found
 
 
 def _processor() -> str:
@@ -139,7 +293,8 @@ def _processor() -> str:
     return platform.processor() or "unknown"
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
+    """Three digits, or all before the point; empty for None."""
     if value is None:
         return ""
     if abs(value) >= 1000 or value == int(value):
