@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flashrt_ros.policies.contract import ActionSpace, Output, OutputType
+from flashrt_ros.policies.contract import ActionSpace, Output
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class ActionSpaces:
         velocity: set[int] = set()
         for output in outputs:
             indices = [joint_names.index(name) for name in output.actions or joint_names]
-            if output.type is OutputType.TWIST:
+            if output.type.is_twist:
                 velocity.update(indices)
             elif output.space is ActionSpace.RELATIVE:
                 relative.update(indices)

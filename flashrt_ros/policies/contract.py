@@ -201,6 +201,17 @@ class OutputType(str, Enum):
     JOINT_TRAJECTORY = "joint_trajectory"
     FLOAT64_MULTI_ARRAY = "float64_multi_array"
     TWIST = "twist"
+    TWIST_STAMPED = "twist_stamped"
+
+    @property
+    def is_twist(self) -> bool:
+        """Whether its actions are velocities."""
+        return self in (OutputType.TWIST, OutputType.TWIST_STAMPED)
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether a message holds one moment, so that it has to be sent at a rate."""
+        return self is not OutputType.JOINT_TRAJECTORY
 
 
 class ActionSpace(str, Enum):
@@ -239,8 +250,12 @@ class Output:
         actions: the policy's names, in the order of the message; empty until the check: all.
         names: the policy's name to the controller's, where they differ (joint_trajectory).
         components: of a twist, one for each action.
-        space: whether actions are positions, or differences to the position at the observation.
+        space: whether actions are positions, or differences to the position that was measured at
+            the observation. A twist's are velocities, whatever this says.
         gripper: None: the actions have none, or it is a joint like others.
+        frame_id: of a stamped twist's header.
+        velocities: of a joint_trajectory: whether its points carry velocities, the slopes of the
+            chunk (0 at its end). A controller then goes in cubic splines, else in straight lines.
         qos: None: that of commands.
         line: in the contract's file; 0: nowhere.
     """
@@ -252,6 +267,8 @@ class Output:
     components: tuple[str, ...] = ()
     space: ActionSpace = ActionSpace.ABSOLUTE
     gripper: GripperOutput | None = None
+    frame_id: str = ""
+    velocities: bool = False
     qos: Qos | None = None
     line: int = field(default=0, compare=False)
 

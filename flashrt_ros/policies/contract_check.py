@@ -251,7 +251,7 @@ class _Check:
         where = f"output '{output.topic}'"
         self._check_joints(output.line, where, output.actions, self._spec, what="action")
         resolved = replace(output, actions=output.actions or self._spec.joint_names)
-        if output.type is OutputType.TWIST and len(output.components) != len(resolved.actions):
+        if output.type.is_twist and len(output.components) != len(resolved.actions):
             self._complain(
                 output.line,
                 f"{where} has {len(output.components)} components for {len(resolved.actions)} "

@@ -290,7 +290,7 @@ def _output(section: Section) -> Output:
         known = ", ".join(kind.value for kind in OutputType)
         section.complain("type", f"is missing, expected one of {known}")
     kind = section.choice("type", OutputType, OutputType.JOINT_TRAJECTORY)
-    components = section.texts("components") if kind is OutputType.TWIST else ()
+    components = section.texts("components") if kind.is_twist else ()
     for component in components:
         if component not in TWIST_COMPONENTS:
             known = ", ".join(TWIST_COMPONENTS)
@@ -303,6 +303,8 @@ def _output(section: Section) -> Output:
         components,
         section.choice("space", ActionSpace, ActionSpace.ABSOLUTE),
         _gripper(section.section("gripper")),
+        section.text("frame_id", "") if kind is OutputType.TWIST_STAMPED else "",
+        section.flag("velocities", False) if kind is OutputType.JOINT_TRAJECTORY else False,
         _qos(section, Qos(reliability="reliable", depth=10)),
         section.line_of("topic"),
     )

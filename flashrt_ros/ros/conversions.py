@@ -50,27 +50,50 @@ def joint_positions(message: JointState, names: Sequence[str]) -> np.ndarray:
     return joint_values(message, names, {}, JointField.POSITION)
 
 
-def to_points(trajectory: Trajectory) -> list[JointTrajectoryPoint]:
-    """The points of a trajectory."""
-    return [
+def to_points(
+    trajectory: Trajectory,
+    positions: np.ndarray | None = None,
+    velocities: np.ndarray | None = None,
+) -> list[JointTrajectoryPoint]:
+    """The points of a trajectory.
+
+    positions: `[points, joints]`, None: the trajectory's; velocities: of that shape, None: none.
+    """
+    chosen = trajectory.positions if positions is None else positions
+    points = [
         JointTrajectoryPoint(positions=row.tolist(), time_from_start=to_duration(float(time)))
-        for time, row in zip(trajectory.times, trajectory.positions, strict=True)
+        for time, row in zip(trajectory.times, chosen, strict=True)
     ]
+    if velocities is not None:
+        for point, row in zip(points, velocities, strict=True):
+            point.velocities = row.tolist()
+    return points
 
 
-def to_joint_trajectory(command: CommandOutput, names: Sequence[str]) -> JointTrajectory:
+def commit_text(command: CommandOutput) -> str:
+    """A command's commit id as text; `commit_id` reads it."""
+    return f"epoch={command.epoch} boundary={command.boundary} sequence={command.sequence}"
+
+
+def to_joint_trajectory(
+    command: CommandOutput,
+    names: Sequence[str],
+    positions: np.ndarray | None = None,
+    velocities: np.ndarray | None = None,
+) -> JointTrajectory:
     """A command for joint_trajectory_controller.
 
-    The message has no field for the commit id; it travels in `header.frame_id`, which that
-    controller does not read.
+    positions: of the named joints, `[points, joints]`; None: those of the command. velocities:
+    of the same shape; None: the controller goes in straight lines. The message has no field for
+    the commit id; it travels in `header.frame_id`, which that controller does not read.
     """
-    commit = f"epoch={command.epoch} boundary={command.boundary} sequence={command.sequence}"
+    trajectory = command.trajectory
     # A stamp of zero means: when it arrives.
-    stamp = Time() if command.immediate else to_time(command.trajectory.start_ns)
+    stamp = Time() if command.immediate else to_time(trajectory.start_ns)
     return JointTrajectory(
-        header=Header(stamp=stamp, frame_id=commit),
+        header=Header(stamp=stamp, frame_id=commit_text(command)),
         joint_names=list(names),
-        points=to_points(command.trajectory),
+        points=to_points(trajectory, positions, velocities),
     )
 
 

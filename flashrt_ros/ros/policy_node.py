@@ -24,6 +24,7 @@ from flashrt_ros.ros.managed_node import ManagedNode
 from flashrt_ros.ros.meters import Meters
 from flashrt_ros.ros.parameters import read
 from flashrt_ros.ros.planner_surface import PlannerSurface
+from flashrt_ros.ros.policy_execution import prepare_execution, spaces_of
 from flashrt_ros.ros.policy_inputs import PolicyInputs
 from flashrt_ros.ros.policy_outputs import PolicyOutputs
 from flashrt_ros.ros.policy_parameters import PARAMETERS
@@ -111,7 +112,9 @@ class PolicyNode(ManagedNode):
         parts.model = load_policy(name, device=read(self, "device"))
         # Before plans are captured, which may take minutes.
         parts.contract = load_contract(read(self, "contract"), parts.model.spec)
-        parts.safety = make_safety(self, parts.model.spec.joint_names)
+        spaces = spaces_of(parts.contract, parts.model)
+        parts.safety = make_safety(self, parts.model.spec.joint_names, spaces.velocity)
+        parts.execution = prepare_execution(self, parts.model, parts.contract)
         arena = Arena(parts.model.buffer_specs(), device=read(self, "device"))
         self._stage(f"capturing and warming up plans ({read(self, 'backend')})")
         seed = read(self, "seed")
@@ -141,7 +144,15 @@ class PolicyNode(ManagedNode):
         assert parts.contract is not None
         spec = parts.model.spec
         lockstep = read(self, "lockstep")
-        parts.outputs = PolicyOutputs(self, spec.joint_names, parts.session, self._reporter.changed)
+        parts.outputs = PolicyOutputs(
+            self,
+            spec.joint_names,
+            parts.session,
+            self._reporter.changed,
+            outputs=parts.contract.outputs,
+            command_rate=read(self, "command_rate"),
+            clock=self._now_ns,
+        )
         meters = Meters(parts.outputs, self._now_ns)
         parts.engine = PolicyEngine(
             parts.model,
@@ -154,8 +165,10 @@ class PolicyNode(ManagedNode):
                 continue_tolerance=read(self, "continue_tolerance"),
                 observation_timeout=read(self, "observation_timeout"),
                 hold_duration=read(self, "hold_duration"),
+                execution=parts.execution,
             ),
             safety=parts.safety,
+            spaces=spaces_of(parts.contract, parts.model),
         )
         parts.engine.start()
         parts.emergency_stop = EmergencyStopInput(

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from flashrt_ros.ros import policy_safety
+from flashrt_ros.ros import policy_execution, policy_safety
 from flashrt_ros.ros.parameters import Parameter
 
 PARAMETERS = (
@@ -78,5 +78,6 @@ PARAMETERS = (
         60.0,
         live=True,
     ),
+    *policy_execution.PARAMETERS,
     *policy_safety.PARAMETERS,
 )

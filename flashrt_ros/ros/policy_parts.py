@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from flashrt_ros.models.policy import PolicyModel
 from flashrt_ros.policies import PolicyEngine
 from flashrt_ros.policies.contract import Contract
+from flashrt_ros.policies.execution import ExecutionOptions
 from flashrt_ros.policies.safety import Safety
 from flashrt_ros.ros.emergency_stop import EmergencyStopInput
 from flashrt_ros.ros.policy_inputs import PolicyInputs
@@ -23,6 +24,7 @@ class Parts:
     model: PolicyModel | None = None
     contract: Contract | None = None
     safety: Safety | None = None
+    execution: ExecutionOptions = ExecutionOptions()
     store: Store | None = None
     session: Session | None = None
     engine: PolicyEngine | None = None
