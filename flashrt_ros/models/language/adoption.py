@@ -17,6 +17,7 @@ from flashrt_ros.models.language.attention import ATTENTION
 from flashrt_ros.models.language.geometry import LayerGeometry, check_supported, probe
 from flashrt_ros.models.language.model import LanguageModel
 from flashrt_ros.models.language.mtp import MtpHead, load_head, make_stepwise
+from flashrt_ros.models.language.native import Unavailable, build, check
 from flashrt_ros.runtime import (
     Backend,
     Fingerprint,
@@ -44,6 +45,7 @@ def adopt(
     chunk: int = 256,
     gguf_file: str | None = None,
     draft_tokens: int = 0,
+    kernels: str = "auto",
 ) -> LanguageModel:
     """Adopt a causal language model: its state will live in an arena, its tokens stay the same.
 
@@ -58,9 +60,12 @@ def adopt(
         chunk: tokens of a whole prefill piece.
         draft_tokens: tokens to draft at a time with the checkpoint's multi-token prediction head
             (Qwen3.5, Qwen3-Next); 0: don't. Greedy tokens stay the same.
+        kernels: "native": decode steps in C++ (CPU, decoders of the llama shape); "torch": in
+            torch; "auto": native where it can be had. Greedy tokens in float32 stay the same.
 
     Raises:
         Unsupported: the model cannot be adopted; found from the config, before weights are read.
+            Or native kernels were asked for and cannot be had; says why.
         InvalidArgument: an argument's value cannot be meant.
         FileNotFoundError: there is no such checkpoint.
     """
@@ -102,6 +107,7 @@ def adopt(
         weights = weights_digest(directory, pattern=gguf_file or "*.safetensors")
         tokenizer = _tokenizer(directory, options)
     module = module.to(device=place).eval().requires_grad_(False)
+    native, kernels = _kernels(kernels, module, geometry, kind, chunk)
     head: MtpHead | None = None
     if draft_tokens:
         if isinstance(model_or_path, nn.Module) or gguf_file:
@@ -119,7 +125,7 @@ def adopt(
             weights=weights,
             config=text_digest(settings),
             dtype=str(wanted).removeprefix("torch."),
-            plan=str(kind),
+            plan="native" if native else str(kind),
             device=device_family(place),
         ),
         vocabulary=text.vocab_size,
@@ -131,7 +137,31 @@ def adopt(
         tokenizer=tokenizer,
         mtp=head,
         draft_tokens=draft_tokens,
+        native=native,
+        kernels=kernels,
     )
+
+
+def _kernels(
+    asked: str, module: Any, geometry: tuple[LayerGeometry, ...], backend: Backend, chunk: int
+) -> tuple[bool, str]:
+    """Whether decode steps run in native kernels; and what they run in, with the reason."""
+    if asked not in ("auto", "native", "torch"):
+        raise InvalidArgument(f"kernels {asked!r}: expected auto, native or torch")
+    if asked == "torch":
+        return False, "torch"
+    try:
+        if backend is not Backend.EAGER:
+            raise Unavailable(f"the back end is {backend}, not eager")
+        if chunk == 1:
+            raise Unavailable("with chunks of one token a step must count as a whole chunk")
+        check(module, geometry)
+        build()
+    except Unavailable as error:
+        if asked == "native":
+            raise Unsupported(str(error)) from error
+        return False, f"torch: {error}"
+    return True, "native"
 
 
 def config_text(config: PretrainedConfig) -> str:

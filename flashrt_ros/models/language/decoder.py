@@ -24,6 +24,7 @@ from flashrt_ros.models.language.cache import ArenaCache, Frame
 from flashrt_ros.models.language.forward import call, call_hidden
 from flashrt_ros.models.language.geometry import ROWS
 from flashrt_ros.models.language.mtp import LIMIT, MOST_STOP_TOKENS, STOP, Drafting, select
+from flashrt_ros.models.language.native import NativeStep, StepBuffers
 from flashrt_ros.models.language.sampling import (
     DRAW,
     SEED,
@@ -79,7 +80,11 @@ class Decoder:
         self._prefill = Plan(
             "prefill",
             self._run_prefill,
-            [ShapeKey(length, bucket) for bucket in buckets for length in model.piece_lengths],
+            [
+                ShapeKey(length, bucket)
+                for bucket in model.prefill_buckets
+                for length in model.piece_lengths
+            ],
             model.backend,
         )
         choices = [ShapeKey(0, bucket) for bucket in buckets]
@@ -91,6 +96,12 @@ class Decoder:
         self._plain_step = Plan("plain_step", self._run_plain_step, steps, model.backend)
         self.drafted = 0  # tokens that the head drafted, and how many of them were right
         self.accepted = 0
+        self._native: NativeStep | None = None
+        if model.native:
+            buffers = StepBuffers(arena[HISTORY], arena[PENDING], arena[DRAW], arena[LOGITS])
+            self._native = NativeStep(
+                model.module, model.geometry, arena, buffers, model.max_context
+            )
         self._drafting: Drafting | None = None
         self._speculation: Plan | None = None
         if model.mtp is not None:
@@ -160,7 +171,7 @@ class Decoder:
         bad = next((token for token in tokens if not 0 <= token < size), None)
         if bad is not None:
             raise InvalidArgument(f"token {bad} is not in the vocabulary of {size}")
-        key = ShapeKey(length, self._bucket(length))
+        key = ShapeKey(length, self._bucket(length, self.model.prefill_buckets))
         self.arena[INPUT][:length].copy_(torch.tensor(tokens, dtype=torch.int64))
         self._prefill.replay(key)
 
@@ -245,14 +256,14 @@ class Decoder:
         """The settings in the state."""
         return read_settings(self.arena)
 
-    def _bucket(self, more: int) -> int:
+    def _bucket(self, more: int, buckets: Sequence[int] = ()) -> int:
         position = self.position
         if position + more > self.model.max_context:
             raise InvalidArgument(
                 f"{position} tokens were seen and {more} more do not fit the context of "
                 f"{self.model.max_context}"
             )
-        return bucket_for(position + more, self.model.buckets)
+        return bucket_for(position + more, buckets or self.model.buckets)
 
     # -- what a replay runs: reads and writes buffers only
 
@@ -266,7 +277,10 @@ class Decoder:
         arena[PENDING].copy_(draw(arena, arena[LOGITS], history, arena[ROWS]))
 
     def _run_step(self, key: ShapeKey) -> None:
-        self._see(self.arena[PENDING].view(1), key)
+        if self._native is None:
+            self._see(self.arena[PENDING].view(1), key)
+        else:
+            self._native.see()
         self._run_choice(key)
 
     def _run_plain_choice(self, key: ShapeKey) -> None:
@@ -274,8 +288,11 @@ class Decoder:
         self.arena[DRAW].add_(1)  # counted, so that noise does not depend on which plan ran
 
     def _run_plain_step(self, key: ShapeKey) -> None:
-        self._see(self.arena[PENDING].view(1), key)
-        self._run_plain_choice(key)
+        if self._native is None:
+            self._see(self.arena[PENDING].view(1), key)
+            self._run_plain_choice(key)
+        else:
+            self._native.greedy()
 
     @torch.no_grad()
     def _see(self, tokens: torch.Tensor, key: ShapeKey) -> None:

@@ -32,6 +32,8 @@ class LanguageModel:
         tokenizer: of the checkpoint, or None when it has none.
         mtp: the head that drafts tokens, or None.
         draft_tokens: how many it drafts at a time.
+        native: decode steps run in `kernels/decode.cpp`.
+        kernels: what decode steps run in, and why not in something faster.
     """
 
     module: Any
@@ -46,6 +48,8 @@ class LanguageModel:
     tokenizer: Any = None
     mtp: MtpHead | None = None
     draft_tokens: int = 0
+    native: bool = False
+    kernels: str = "torch"
 
     # -- binding
 
@@ -86,6 +90,16 @@ class LanguageModel:
             sizes.append(size)
             size *= 2
         return (*sizes, self.max_context)
+
+    @property
+    def prefill_buckets(self) -> tuple[int, ...]:
+        """Rows that attention can be made to read in a prefill.
+
+        Eager plans read whole chunks up to the last one that has a valid row, and no more.
+        """
+        if self.backend is not Backend.EAGER:
+            return self.buckets
+        return (*range(self.chunk, self.max_context, self.chunk), self.max_context)
 
     @property
     def piece_lengths(self) -> tuple[int, ...]:

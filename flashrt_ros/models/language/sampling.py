@@ -16,9 +16,9 @@ from torch import Tensor
 
 from flashrt_ros.runtime import Arena, BufferSpec, Role
 from flashrt_ros.runtime.errors import InvalidArgument
-from flashrt_ros.runtime.random import random_words
+from flashrt_ros.runtime.random import random_words, stream_id
 
-STREAM = "language.sample"
+STREAM = stream_id("language.sample")
 
 SETTINGS = "sampling.settings"
 SEED = "random.seed"
