@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -98,3 +99,41 @@ class ToyPolicy:
         goal = arena["sum"].sum() * 0.01 + arena["instruction"] * 0.1
         arena["chunk"].copy_(arena["positions"].float() + goal + 0.001 * noise)
         arena["step"].add_(1)
+
+
+class FeelingToyPolicy(ToyPolicy):
+    """The same with a wrench, and touch sensors that it can do without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spec = replace(
+            self.spec, vectors={"wrench": 6, "touch": 2}, optional=frozenset({"touch"})
+        )
+
+    def buffer_specs(self) -> list[BufferSpec]:
+        return [
+            *super().buffer_specs(),
+            BufferSpec("wrench", Role.IO, torch.float64, (6,)),
+            BufferSpec("touch", Role.IO, torch.float64, (2,)),
+            BufferSpec("touching", Role.IO, torch.float64, ()),
+        ]
+
+    def write_observation(
+        self,
+        images: Mapping[str, np.ndarray],
+        positions: np.ndarray,
+        vectors: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
+        assert vectors is not None, "vectors come with every observation of a policy that has any"
+        super().write_observation(images, positions)
+        self._arena["wrench"].copy_(torch.from_numpy(vectors["wrench"]))
+        # What is absent is masked out: the numbers that stand there are not read.
+        self._arena["touching"].fill_(float("touch" in vectors))
+        if "touch" in vectors:
+            self._arena["touch"].copy_(torch.from_numpy(vectors["touch"]))
+
+    def _replay(self, key: ShapeKey) -> None:
+        super()._replay(key)
+        arena = self._arena
+        felt = torch.where(arena["touching"] > 0, 1.0 + arena["touch"].sum(), 0.0)
+        arena["chunk"].add_((0.01 * arena["wrench"].sum() + 0.1 * felt).float())

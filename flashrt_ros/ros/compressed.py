@@ -40,7 +40,7 @@ def to_rgb(message: Any, max_pixels: int = MAX_PIXELS) -> np.ndarray:
                     f"{', '.join(_MODES)}"
                 )
             picture.load()
-            pixels = np.asarray(picture)
+            pixels = np.array(picture)  # writable, as others are
     except UnidentifiedImageError:
         raise ValueError(
             f"compressed image of format '{message.format}' and {len(data)} bytes is neither jpeg "
