@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -44,6 +45,19 @@ def actions_differ(
         f"boundary {event.boundary}: the action of '{joints[joint]}', point {point}, is "
         f"{here!r}, recorded {there!r} (difference {abs(here - there):.3g}); {int(differs.sum())} "
         f"of {differs.size} values differ",
+    )  # fmt: skip
+
+
+def chunk_digest(chunk: np.ndarray) -> str:
+    """BLAKE2b-128 (hex) of a policy's chunk, as a COMMIT carries it."""
+    return hashlib.blake2b(np.ascontiguousarray(chunk).data, digest_size=16).hexdigest()
+
+
+def chunk_differs(event: RunEvent, expected: str, actual: str) -> Difference:
+    """The policy's chunk is another, in points that the bag does not have one by one."""
+    return Difference(
+        event.boundary, "action", "chunk", expected, actual,
+        f"boundary {event.boundary}: the policy's chunk is not the recorded one, by its digest",
     )  # fmt: skip
 
 

@@ -77,13 +77,23 @@ class RunInputs:
         """What a COMMIT has read, each input compared with its digest."""
         arrays: dict[str, np.ndarray] = {}
         for item in event.inputs:
-            array = self._read(item, event)
-            if isinstance(array, InputFault):
-                return array
-            arrays[item.name] = array
+            found = self._read(item, event)
+            if isinstance(found, InputFault):
+                return found
+            arrays[item.name] = found[1]
         return self._composed(event, arrays)
 
-    def _read(self, item: ReadInput, event: RunEvent) -> np.ndarray | InputFault:
+    def messages(self, event: RunEvent) -> dict[str, Raw] | InputFault:
+        """Input name to the message that a COMMIT has read, compared as in `observation`."""
+        found = {}
+        for item in event.inputs:
+            read = self._read(item, event)
+            if isinstance(read, InputFault):
+                return read
+            found[item.name] = read[0]
+        return found
+
+    def _read(self, item: ReadInput, event: RunEvent) -> tuple[Raw, np.ndarray] | InputFault:
         key, source = self._key(item), self._sources[item.name]
         differing = ""
         seen = 0
@@ -101,7 +111,7 @@ class RunInputs:
                 digest = digest_of(array)
                 if not item.digest or digest == item.digest:
                     self._used(key)
-                    return array
+                    return raw, array
                 differing = digest
             if not self._advance(event.log_ns + REACH_NS, key, seen):
                 break

@@ -91,7 +91,7 @@ class Machine:
     # -- ticking
 
     def tick(self, observation: Observation, conditioning: Mapping[str, int]) -> np.ndarray:
-        """One tick; its chunk as commands carry it, float64 [points, joints], rad or m.
+        """One tick; the policy's chunk, float32 [points, joints], rad or m.
 
         Raises:
             CannotReplay: the policy refuses the observation or fails on it.
@@ -104,7 +104,7 @@ class Machine:
         except (ValueError, RuntimeError, AttributeError) as error:
             raise CannotReplay(f"the policy failed on a recorded tick: {error}") from error
         self.session.commit(stamp_ns=observation.stamp_ns)
-        return np.asarray(self.model.chunk(), dtype=np.float64)
+        return np.asarray(self.model.chunk())
 
     def say(self, instruction: str) -> None:
         """Change the instruction. Raises ValueError for words that the policy does not know."""

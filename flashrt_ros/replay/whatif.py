@@ -85,8 +85,8 @@ def _branch(
             machine.say(instruction)
         except ValueError as error:
             raise CannotReplay(f"instruction '{instruction}': {error}") from error
-    chunks = np.stack([machine.tick(observation, {}) for observation in observations])
-    return WhatIfBranch(seed, machine.instruction, chunks)
+    chunks = [machine.tick(observation, {}) for observation in observations]
+    return WhatIfBranch(seed, machine.instruction, np.stack(chunks).astype(np.float64))
 
 
 def _observations(run: Run, machine: Machine, events: Sequence[RunEvent]) -> list[Observation]:
