@@ -267,6 +267,16 @@ def test_a_wrench_moves_the_policy_and_is_named_with_its_stamp(robot: Robot) -> 
     assert set(commit.digests) == set(commit.stamps) == {"camera", "joint_states", "wrench"}
 
 
+def test_an_operator_is_told_what_is_missing_and_what_is_old(robot: Robot) -> None:
+    assert robot.inputs.problem(time.time_ns()) == ""
+    later_ns = time.time_ns() + 40 * 10**9
+    assert robot.inputs.problem(later_ns).endswith("s old, at most 30.0 s is allowed")
+    robot.inputs.assembler.clear()
+    assert robot.inputs.problem(later_ns) == "nothing yet from camera, joint_states, wrench"
+    report = next(r for r in robot.inputs.assembler.reports(later_ns) if r.name == "touch")
+    assert (report.required, report.age_s) == (False, None)
+
+
 def test_joints_are_mapped_by_name(robot: Robot) -> None:
     robot.tick(joints=0.25)
     seen = robot.engine.call(lambda session: robot.arena["positions"].tolist(), timeout=PATIENCE)

@@ -71,6 +71,7 @@ class PolicyDiagnostics:
             "sequence": status.sequence,
             "instruction": status.instruction,
             **{name.replace("_", " "): getattr(status, name, 0) for name in _COUNTERS},
+            "last limit breach": status.last_breach,
             "last error": status.last_error,
         }
         message = status.reason or status.state.name.lower()
@@ -104,11 +105,14 @@ class PolicyDiagnostics:
             values[f"{name} rate Hz"] = rates.get(name, 0.0)
             values[f"{name} received"] = count
             values[f"{name} refused"] = inputs.errors.get(name, 0)
+        for report in inputs.assembler.reports(now_ns):
+            if report.required_rate is not None:
+                values[f"{report.name} required rate Hz"] = report.required_rate
+            if not report.required:
+                values[f"{report.name} left out"] = report.left_out
         values["out of order or duplicate"] = inputs.assembler.dropped
         values["last refusal"] = inputs.last_error
-        missing = inputs.assembler.missing()
-        if missing:
-            message = f"nothing yet from {', '.join(missing)}"
-            return self._publisher.status("inputs", _WARN, message, values)
+        if problem := inputs.problem(now_ns):
+            return self._publisher.status("inputs", _WARN, problem, values)
         level = _WARN if inputs.errors else _OK
         return self._publisher.status("inputs", level, inputs.last_error or "complete", values)

@@ -108,6 +108,13 @@ class PolicyInputs:
             self._node.destroy_subscription(subscription)
         self._subscriptions = []
 
+    def problem(self, now_ns: int) -> str:
+        """What an operator should know of the inputs now; empty: nothing."""
+        missing = self.assembler.missing()
+        told = [f"nothing yet from {', '.join(missing)}"] if missing else []
+        told += (self.assembler.slow(now_ns) | self.assembler.obstacles(now_ns)).values()
+        return "; ".join(told)
+
     def _subscribe(
         self, source: Input, callback: Callable[[Any], None], default: QoSProfile, group: Any
     ) -> None:
