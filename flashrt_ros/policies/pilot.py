@@ -161,8 +161,7 @@ class Pilot:
         sent = replace(guarded.trajectory, velocity=self._spaces.velocity)
         if is_hold:  # the guard may have to brake, and the joints then stay where that ends
             self._held = self._spaces.at_rest(sent.positions[-1])
-        # A hold begins where the joints are to stay, and its velocities at once.
-        running = joined(sent, now_ns, sent.origin) if is_hold else self.executed(sent, now_ns)
+        running = self._held_from(sent, now_ns) if is_hold else self.executed(sent, now_ns)
         self.sequence += 1
         live = session.live
         command = CommandOutput(
@@ -180,3 +179,12 @@ class Pilot:
         self.ledger.append(command)
         self._listener.on_command(command)
         return command
+
+    def _held_from(self, sent: Trajectory, now_ns: int) -> Trajectory:
+        """A hold as it is executed: it begins where the joints are to stay.
+
+        Its velocities are 0 at once, unless the guard has them brake.
+        """
+        brakes = bool(np.any(sent.positions[:, list(self._spaces.velocity)]))
+        origin = sent.origin if brakes else self._spaces.at_rest(sent.origin)
+        return joined(sent, now_ns, origin)

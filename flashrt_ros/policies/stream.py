@@ -66,19 +66,29 @@ class CommandStream:
         rate: deadlines a second, Hz.
         clock: the engine's, ns: the time at which the trajectory is sampled.
         send: called on the thread of the stream; must not give commands or call verbs.
+        steady: the clock of the deadlines, s.
+        sleep: waits for a number of seconds, by that clock.
 
     Raises:
         ValueError: a rate that is not a number above 0.
     """
 
     def __init__(
-        self, rate: float, clock: Callable[[], int], send: Callable[[Sample], None]
+        self,
+        rate: float,
+        clock: Callable[[], int],
+        send: Callable[[Sample], None],
+        *,
+        steady: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         if not (math.isfinite(rate) and rate > 0.0):
             raise ValueError(f"command rate is {rate} Hz, expected a number above 0")
         self.period = 1.0 / rate
         self._clock = clock
         self._send = send
+        self._steady = steady
+        self._sleep = sleep
         self._changed = threading.Condition()
         self._current: tuple[CommandOutput, Trajectory] | None = None
         self._sending: CommandOutput | None = None
@@ -132,12 +142,12 @@ class CommandStream:
             logger.warning("a command has been on its way for more than a second")
 
     def _run(self) -> None:
-        begin, index = time.monotonic(), 0
+        begin, index = self._steady(), 0
         while not self._stopping.is_set():
             index += 1
             deadline = begin + index * self.period
-            time.sleep(max(0.0, deadline - time.monotonic()))
-            late_s = time.monotonic() - deadline
+            self._sleep(max(0.0, deadline - self._steady()))
+            late_s = self._steady() - deadline
             skipped = int(late_s / self.period)
             index += skipped  # no burst after a pause
             sent, failed = self._step()

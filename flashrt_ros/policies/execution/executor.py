@@ -112,26 +112,28 @@ class ChunkExecutor:
         """What the joints are told of a new chunk, which begins at its observation's stamp.
 
         running: what they were told last, as it is executed. None is returned when the chunk is
-        over: inference took longer than it lasts.
+        over, or nearly: inference took longer than it lasts.
         """
         options = self.options
         older = self._chunks if options.mode is Execution.ENSEMBLE else []
         self._chunks = [*(each for each in older if each.end_ns > chunk.start_ns), chunk]
         self._delays_ns.append(max(0, now_ns - chunk.start_ns))
-        lead_s = self._model.spec.chunk_dt / 2
-        if chunk.end_ns <= now_ns:
-            return None
         planned = chunk
         if options.mode is Execution.ENSEMBLE:
             planned = averaged(self._chunks, options.ensemble_decay)
         if options.mode is not Execution.SYNCHRONOUS and running is not None:
             planned = spliced(running, planned, now_ns, options.blend_duration)
-        return without_near(planned, now_ns, lead_s)
+        return without_near(planned, now_ns, self._lead_s)
 
     @property
     def simulated_delay_ns(self) -> int:
         """What a lockstep world is told that inference has cost, ns."""
         return round(self.options.simulated_delay * 1e9)
+
+    @property
+    def _lead_s(self) -> float:
+        """A point that is due sooner than this is left out, s: half the time between points."""
+        return self._model.spec.chunk_dt / 2
 
     # -- holds and restores ----------------------------------------------------------------
 
@@ -163,6 +165,8 @@ class ChunkExecutor:
             return None
         cursor_ns = max(0, left.at_ns - left.trajectory.start_ns)
         rest = rest_of(left.trajectory, cursor_ns, now_ns)
+        if rest is not None and not self._lockstep:
+            rest = without_near(rest, now_ns, self._lead_s)
         if rest is None:
             return None
         if self._lockstep:

@@ -60,16 +60,17 @@ class ExecutionOptions:
         relative: the policy's actions are differences to the measured position.
         """
         spec: PolicySpec = model.spec
-        horizon = spec.chunk_length * spec.chunk_dt
+        # A chunk's last point must be worth sending, see `without_near`.
+        horizon = (spec.chunk_length - 0.5) * spec.chunk_dt
         if self.simulated_delay and not lockstep:
             raise ValueError(
                 f"simulated_delay is {self.simulated_delay} s, but without lockstep the delay is "
                 "what inference really costs: set simulated_delay to 0"
             )
-        if self.simulated_delay >= horizon:
+        if self.simulated_delay > horizon:
             raise ValueError(
-                f"simulated_delay is {self.simulated_delay} s: a chunk of {horizon:g} s is over "
-                "before it is there"
+                f"simulated_delay is {self.simulated_delay} s: a chunk of "
+                f"{spec.chunk_length * spec.chunk_dt:g} s is over before it is there"
             )
         if self.mode is Execution.RTC:
             self._check_rtc(model, relative)

@@ -31,15 +31,17 @@ def spliced(running: Trajectory, fresh: Trajectory, now_ns: int, fade_s: float) 
     return replace(fresh, positions=positions, origin=running.at(fresh.start_ns))
 
 
-def without_near(trajectory: Trajectory, now_ns: int, lead_s: float) -> Trajectory:
-    """Leave out the points that are due within `lead_s` from now.
+def without_near(trajectory: Trajectory, now_ns: int, lead_s: float) -> Trajectory | None:
+    """Leave out the points that are due within `lead_s` from now; None if none is due later.
 
     A controller goes straight from where it is to the first point that is to come: one that is
-    due in a millisecond would be a jump. The last point stays.
+    due in a millisecond would be a jump.
     """
     due = (trajectory.start_ns - now_ns) * 1e-9 + trajectory.times
-    keep = (due <= 0.0) | (due >= lead_s)
-    keep[-1] = True
+    later = due >= lead_s
+    if not later.any():
+        return None
+    keep = later | (due <= 0.0)
     if keep.all():
         return trajectory
     times, positions = trajectory.times[keep], trajectory.positions[keep]
