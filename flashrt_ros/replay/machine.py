@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from flashrt_ros.models import load_policy
-from flashrt_ros.models.policy import PolicyModel, write_inputs
+from flashrt_ros.models.policy import PolicyModel, PolicySpec, write_inputs
 from flashrt_ros.policies.observation import Observation
 from flashrt_ros.replay.run import CannotReplay, Run, RunInfo
 from flashrt_ros.replay.shelf import Shelf, StateKey
@@ -200,6 +200,18 @@ class Machine:
             raise CannotReplay(
                 f"the policy cannot be loaded: {error}; name a checkpoint with --model"
             ) from error
+
+
+def spec_of(run: Run) -> PolicySpec:
+    """What the run says of its policy's inputs and outputs, without loading it."""
+    info = run.info
+    return PolicySpec(
+        cameras={name: (height, width, 3) for name, (height, width) in info.cameras.items()},
+        joint_names=info.joint_names,
+        chunk_length=info.chunk_length,
+        chunk_dt=info.chunk_dt,
+        tick_period=info.tick_period,
+    )
 
 
 def differing_fields(machine: Machine, info: RunInfo) -> list[tuple[str, str, str]]:

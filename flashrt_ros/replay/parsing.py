@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from flashrt_ros.replay.bag import Bag
-from flashrt_ros.replay.definitions import BOUNDARY, CHUNK, RUN_INFO, Decoder, Raw, Schema
+from flashrt_ros.replay.definitions import BOUNDARY, CHUNK, RUN_INFO, Decoder, Schema
 from flashrt_ros.replay.run import (
     MOTIONS,
     CannotReplay,
@@ -54,10 +54,10 @@ def open_run(path: str | Path, node: str | None = None, session: str | None = No
         if raw.schema.type == RUN_INFO:
             infos[message.session] = _info(message)
         elif raw.schema.type == BOUNDARY:
-            event = _event(message, raw, decoder.definition(raw.schema).constants)
+            event = to_event(message, raw.log_ns, decoder.definition(raw.schema).constants)
             events.setdefault(message.session, {}).setdefault(event.index, event)
         else:
-            chunks.append(_chunk(message, raw))
+            chunks.append(to_chunk(message, raw.log_ns))
     chosen = _choose_session(infos, events, session, name)
     ordered = tuple(events[chosen][index] for index in sorted(events[chosen]))
     notes = [*bag.notes, *_gaps(ordered)]
@@ -223,7 +223,8 @@ def _info(message: Any) -> RunInfo:
     )
 
 
-def _event(message: Any, raw: Raw, constants: dict[str, str]) -> RunEvent:
+def to_event(message: Any, log_ns: int, constants: dict[str, str]) -> RunEvent:
+    """A msg/Boundary; constants: those of its definition, name to number."""
     kinds = {int(value): name for name, value in constants.items()}
     motion = int(message.motion)
     try:
@@ -234,7 +235,7 @@ def _event(message: Any, raw: Raw, constants: dict[str, str]) -> RunEvent:
         kind=kinds.get(int(message.event), f"EVENT_{message.event}"),
         index=int(message.event_index),
         stamp_ns=_ns(message.header.stamp),
-        log_ns=raw.log_ns,
+        log_ns=log_ns,
         boundary=int(message.boundary),
         parent=int(message.parent),
         step=int(message.step),
@@ -258,7 +259,8 @@ def _event(message: Any, raw: Raw, constants: dict[str, str]) -> RunEvent:
     )
 
 
-def _chunk(message: Any, raw: Raw) -> RunChunk:
+def to_chunk(message: Any, log_ns: int) -> RunChunk:
+    """A msg/ActionChunk."""
     points = message.points
     starts = [point.time_from_start for point in points]
     return RunChunk(
@@ -267,7 +269,7 @@ def _chunk(message: Any, raw: Raw) -> RunChunk:
         epoch=int(message.epoch),
         sequence=int(message.sequence),
         stamp_ns=_ns(message.header.stamp),
-        log_ns=raw.log_ns,
+        log_ns=log_ns,
         instruction=message.instruction,
         positions=np.array([point.positions for point in points], dtype=np.float64),
         times=np.array([_ns(start) * 1e-9 for start in starts], dtype=np.float64),
