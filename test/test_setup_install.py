@@ -20,8 +20,12 @@ packages = pytest.importorskip("ament_index_python.packages", reason="needs ROS 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "flashrt_ros"
 ROS_FREE = ("runtime", "models", "policies")
-# Modules whose distribution has another name.
-DISTRIBUTIONS = {"yaml": "python3-yaml", "numpy": "python3-numpy"}
+# Modules whose distribution has another name: rosdep's, and pip's.
+DISTRIBUTIONS = {
+    "yaml": {"python3-yaml", "pyyaml"},
+    "numpy": {"python3-numpy", "numpy"},
+    "PIL": {"python3-pil", "pillow"},
+}
 
 
 def package_prefix() -> Path:
@@ -121,14 +125,14 @@ def imports(folder: Path) -> dict[str, Path]:
 def test_every_import_is_declared() -> None:
     known = declared_for_ros() | declared_for_pip()
     for name, file in imports(SOURCE).items():
-        assert name in known or DISTRIBUTIONS.get(name) in known, f"{name}, in {file}"
+        assert DISTRIBUTIONS.get(name, {name}) & known, f"{name}, in {file}"
 
 
 @pytest.mark.parametrize("layer", ROS_FREE)
 def test_what_pip_installs_needs_no_ros(layer: str) -> None:
     known = declared_for_pip()
     for name, file in imports(SOURCE / layer).items():
-        assert name in known, f"{name}, in {file}"
+        assert DISTRIBUTIONS.get(name, {name}) & known, f"{name}, in {file}"
 
 
 def test_cmake_and_package_xml_name_the_same_interface_packages() -> None:
