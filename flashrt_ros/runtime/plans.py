@@ -21,7 +21,7 @@ from .errors import InternalFault, InvalidArgument, Unsupported
 
 class Backend(str, Enum):
     EAGER = "eager"
-    COMPILED = "compiled"  # torch.compile
+    COMPILED = "compiled"  # Inductor, see compiled.py
     CUDA_GRAPH = "cuda_graph"
 
     def __str__(self) -> str:
@@ -83,6 +83,7 @@ class Plan:
         self.active = Backend.EAGER
         self.fallback_reason = ""
         self.captures = 0
+        self.made = 0  # graphs compiled anew by capture; 0 where all were in the cache on disk
         self._warmup = warmup
         self._ready: dict[ShapeKey, Callable[[], object]] = {}
 
@@ -97,7 +98,7 @@ class Plan:
             if self.backend is Backend.CUDA_GRAPH:
                 pool = self._capture_graphs(arena, pool)
             elif self.backend is Backend.COMPILED:
-                self._compile()
+                self._compile(arena)
             else:
                 self._run_eagerly()
         finally:
@@ -144,15 +145,18 @@ class Plan:
         for key in self.keys:
             self._ready[key] = _bound(self.fn, key)
 
-    def _compile(self) -> None:
+    def _compile(self, arena: Arena) -> None:
+        from .compiled import check_same, compile_static  # loads the compiler
+
         try:
-            compiled = torch.compile(self.fn, dynamic=False)
             # by default torch stops compiling one function after eight shapes
             with torch._dynamo.config.patch(recompile_limit=max(8, len(self.keys) + 1)):
                 for key in self.keys:
-                    compiled(key)
+                    compiled = compile_static(self.fn, key)
                     self.captures += 1
-                    self._ready[key] = _bound(compiled, key)
+                    self.made += compiled.made
+                    self._ready[key] = compiled.run
+                    check_same(self.fn, compiled.run, key, arena)
             self.active = Backend.COMPILED
         except Exception as error:  # no compiler, an operation it lacks: any of torch's many
             self.fallback_reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"

@@ -171,7 +171,8 @@ class Pi0Plans:
     def _commit(self, actions: Tensor) -> None:
         """The chunk [1, chunk, joints], rad, into its buffer; the step one on."""
         buffers = self._buffers
-        buffers["action.previous"].copy_(buffers["action.chunk"])
+        # Not copy_: see check_same in runtime/compiled.py.
+        torch.mul(buffers["action.chunk"], 1.0, out=buffers["action.previous"])
         buffers["action.chunk"].copy_(actions)
         buffers["action.cursor"].zero_()
         buffers["random.step"].add_(1)

@@ -215,7 +215,8 @@ class StreamingVLAPolicy:
     def _commit(self, actions: torch.Tensor, lead: Lead | None = None) -> None:
         """The chunk into its buffer, the step one on."""
         arena, chunk = self._arena, self._arena["action.chunk"]
-        arena["action.previous"].copy_(chunk)
+        # Not copy_: see check_same in runtime/compiled.py.
+        torch.mul(chunk, 1.0, out=arena["action.previous"])
         absolute = self._checkpoint.normalisation.chunk(actions, arena["io.joints"])
         chunk.copy_(absolute if lead is None else lead.keep_frozen(absolute))
         arena["random.step"].add_(1)
