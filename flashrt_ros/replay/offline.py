@@ -168,8 +168,11 @@ class _Replayer:
         if not self._is_lenient:
             self._check_fingerprint()
         if self._first is None:
-            self._begin()
-            self._go_through(progress)
+            try:
+                self._begin()
+                self._go_through(progress)
+            except _Found as found:
+                self._first = self._first or found.difference
         seconds = time.perf_counter() - began
         covered_s = _covered(self._rows)
         return ReplayReport(
@@ -191,11 +194,7 @@ class _Replayer:
 
     def _go_through(self, progress: Callable[[int, int], None] | None) -> None:
         for position, event in enumerate(self._events, start=self._plan.start):
-            try:
-                self._take(position, event)
-            except _Found as found:
-                self._first = self._first or found.difference
-                break
+            self._take(position, event)
             self._last = event
             if event.kind == "COMMIT" and progress is not None:
                 progress(self._ticks, len(self._commits))
@@ -210,6 +209,8 @@ class _Replayer:
             before = events[self._plan.start - 1] if self._plan.start > 0 else None
             self._chains[begin.boundary] = before.inputs_digest if before is not None else ""
             self._last = before
+            if before is not None:
+                self._compare_state(before)
         elif not self._events:
             pass
         elif self._plan.start == 0 and self._events[0].kind not in ("INSTRUCTION", *MOVES):
