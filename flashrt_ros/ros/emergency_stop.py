@@ -8,6 +8,7 @@ import threading
 from rclpy.event_handler import (
     QoSLivelinessChangedInfo,
     QoSRequestedIncompatibleQoSInfo,
+    QoSSubscriptionMatchedInfo,
     SubscriptionEventCallbacks,
 )
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
@@ -46,7 +47,6 @@ class EmergencyStopInput:
         self._log = node.get_logger()
         self._engine = engine
         self._required = required
-        self._alive = 0
         if required:
             self._press(UNHEARD)
         self._node = Node(
@@ -61,7 +61,9 @@ class EmergencyStopInput:
         # rclpy's own answer to a publisher that is not latched is a warning; here it is heard.
         latched = SubscriptionEventCallbacks(use_default_callbacks=False)
         events = SubscriptionEventCallbacks(
-            incompatible_qos=self._on_incompatible, liveliness=self._on_liveliness
+            incompatible_qos=self._on_incompatible,
+            liveliness=self._on_liveliness,
+            matched=self._on_matched,
         )
         self._node.create_subscription(
             Bool, topic, self._on_message, qos.LATCHED, event_callbacks=latched
@@ -93,9 +95,15 @@ class EmergencyStopInput:
             self._engine.release_emergency_stop()
             self._log.warning("emergency stop released: the arm stays held until a resume")
 
+    # A publisher that ends in order is no longer matched; one that is cut off, or hangs, loses its
+    # liveliness after the lease that it offers.
+
+    def _on_matched(self, info: QoSSubscriptionMatchedInfo) -> None:
+        if self._required and info.current_count_change < 0 and info.current_count == 0:
+            self._press(GONE)
+
     def _on_liveliness(self, info: QoSLivelinessChangedInfo) -> None:
-        gone, self._alive = self._alive > 0 and info.alive_count == 0, info.alive_count
-        if gone and self._required:
+        if self._required and info.not_alive_count_change > 0 and info.alive_count == 0:
             self._press(GONE)
 
     def _on_incompatible(self, info: QoSRequestedIncompatibleQoSInfo) -> None:
