@@ -244,6 +244,11 @@ class Evaluator:
         self._thread = threading.Thread(target=self._run, name="flashrt-evaluation", daemon=True)
         self._thread.start()
 
+    @property
+    def session(self) -> Session:
+        """The live session."""
+        return self._host.session
+
     def submit(self, evaluation: Evaluation) -> Future[EvaluationReport]:
         """Queue an evaluation. Its future raises the RuntimeFault that refused it.
 

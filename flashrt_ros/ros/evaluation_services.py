@@ -165,14 +165,17 @@ class EvaluationServices:
         outcome: Future[Outcome] = Future()
 
         def done(reported: Future[EvaluationReport]) -> None:
+            report: EvaluationReport | None = None
             try:
                 report = reported.result()
-                result = result_of(
-                    self._runner.host.session, report.code, Motion.UNCHANGED, started
-                )
-                outcome.set_result(Outcome(report.code, report.message, report, result))
+                code, message = report.code, report.message
+            except RuntimeFault as fault:
+                code, message = fault.code, str(fault)
             except Exception as error:
                 outcome.set_exception(error)
+                return
+            result = result_of(evaluator.session, code, Motion.UNCHANGED, started)
+            outcome.set_result(Outcome(code, message, report, result))
 
         evaluator.submit(evaluation).add_done_callback(done)
         return outcome
