@@ -70,9 +70,13 @@ def to_rgb(message: Any, max_pixels: int = MAX_PIXELS) -> np.ndarray:
         order = ">u2" if message.is_bigendian else "<u2"
         rows = to_8_bit(np.ascontiguousarray(rows).view(order))
     pixels = rows.reshape(height, width, layout.channels)
-    if layout.order != _RGB:
-        pixels = pixels[:, :, layout.order]
-    return np.ascontiguousarray(pixels[:, :, :3])
+    if layout.channels == 3 and layout.order == _RGB:
+        return np.ascontiguousarray(pixels)
+    # A plane at a time is several times faster than picking channels by an index of all three.
+    rgb = np.empty((height, width, 3), dtype=np.uint8)
+    for target, channel in enumerate(layout.order):
+        rgb[:, :, target] = pixels[:, :, channel]
+    return rgb
 
 
 def check_size(height: int, width: int, max_pixels: int) -> None:
@@ -87,7 +91,12 @@ def check_size(height: int, width: int, max_pixels: int) -> None:
 
 def to_8_bit(samples: np.ndarray) -> np.ndarray:
     """Samples of 16 bits as uint8: `value / 257`, rounded to the nearest."""
-    return ((samples.astype(np.uint32) + 128) // 257).astype(np.uint8)
+    # The same as (value + 128) // 257 for all 65536, without a division.
+    scaled = samples.astype(np.uint32)
+    scaled *= 255
+    scaled += 32895
+    scaled >>= 16
+    return scaled.astype(np.uint8)
 
 
 def _rows(message: Any, pixel_bytes: int) -> np.ndarray:

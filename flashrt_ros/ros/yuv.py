@@ -21,6 +21,12 @@ ORDERS = {
 }
 """Encoding to the places of the first Y, U and V in four bytes; the second Y is two further."""
 
+# The formula's terms, by byte: gathering them is faster than multiplying.
+_BYTES = np.arange(256, dtype=np.int32)
+_LIGHT = 298 * (_BYTES - 16) + 128
+_RED_V, _GREEN_V = 409 * (_BYTES - 128), -208 * (_BYTES - 128)
+_GREEN_U, _BLUE_U = -100 * (_BYTES - 128), 516 * (_BYTES - 128)
+
 
 def to_rgb(rows: np.ndarray, encoding: str) -> np.ndarray:
     """uint8 `[height, 2 * width]` to uint8 `[height, width, 3]`.
@@ -31,9 +37,12 @@ def to_rgb(rows: np.ndarray, encoding: str) -> np.ndarray:
     if width % 2:
         raise ValueError(f"{encoding} image is {width} pixels wide, expected an even width")
     first, u_at, v_at = ORDERS[encoding]
-    pairs = rows.reshape(height, width // 2, 4).astype(np.int32)
-    light = 298 * (pairs[:, :, (first, first + 2)] - 16) + 128
-    u, v = pairs[:, :, u_at, None] - 128, pairs[:, :, v_at, None] - 128
-    colours = (light + 409 * v, light - 100 * u - 208 * v, light + 516 * u)
-    rgb = np.stack([np.clip(colour >> 8, 0, 255) for colour in colours], axis=-1)
-    return rgb.astype(np.uint8).reshape(height, width, 3)
+    light = _LIGHT[rows[:, first::2]]
+    u, v = rows[:, u_at::4], rows[:, v_at::4]
+    rgb = np.empty((height, width, 3), dtype=np.uint8)
+    for channel, colour in enumerate((_RED_V[v], _GREEN_U[u] + _GREEN_V[v], _BLUE_U[u])):
+        for half in (0, 1):  # of each pair of pixels
+            value = light[:, half::2] + colour
+            value >>= 8
+            rgb[:, half::2, channel] = np.clip(value, 0, 255, out=value)
+    return rgb
