@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -176,6 +177,12 @@ def errand(run: ToyRun) -> None:
     run.tick(2)
 
 
+@lru_cache
+def definitions() -> Any:
+    """Of every message that a bag here has."""
+    return typestore_with("flashrt_ros")
+
+
 def write_bag(
     path: Path,
     lines: Iterable[Line],
@@ -185,7 +192,7 @@ def write_bag(
     store: Any = None,
 ) -> Path:
     """As rosbag2 writes it: topic-wise, definitions embedded, metadata.yaml beside."""
-    store = store or typestore_with("flashrt_ros")
+    store = store or definitions()
     writer = Writer(path, version=9, storage_plugin=plugin)
     if configure is not None:
         configure(writer)

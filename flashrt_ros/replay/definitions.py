@@ -9,6 +9,7 @@ the difference.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -139,6 +140,7 @@ def _deserialized(store: Typestore, raw: Raw) -> Any:
     return message
 
 
+@lru_cache(maxsize=64)  # parsing takes longer than reading a small bag
 def _typestore(schema: Schema) -> Typestore:
     if not schema.text:
         return _installed(schema.type)
