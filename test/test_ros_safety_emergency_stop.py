@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -200,6 +201,25 @@ def test_publisher_that_vanishes_counts_as_pressed_where_one_is_required(require
             made.settle()
             made.move()
             assert not made.engine.status.emergency_stop
+
+
+def test_publisher_that_falls_silent_counts_as_pressed_where_it_must_repeat_itself() -> None:
+    with bench("emergency_stop_timeout:=1.5") as made:
+        made.held("nobody has said yet that it is released")
+        button, hangs = StopButton(made), threading.Event()
+
+        def repeat() -> None:
+            while not hangs.wait(0.1):
+                button.release()
+
+        repeating = threading.Thread(target=repeat)
+        repeating.start()
+        assert_moves_only_after_a_resume(made)
+        hangs.set()
+        repeating.join()
+        made.held("nothing said about it for 1.5 s")
+        button.release()
+        released(made)  # and held all the same
 
 
 def test_publisher_that_is_not_latched_is_heard_and_one_that_is_best_effort_stops() -> None:

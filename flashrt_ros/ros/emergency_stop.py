@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import threading
+import time
 
+from rclpy.clock import Clock, ClockType
 from rclpy.event_handler import (
-    QoSLivelinessChangedInfo,
     QoSRequestedIncompatibleQoSInfo,
     QoSSubscriptionMatchedInfo,
     SubscriptionEventCallbacks,
@@ -41,13 +42,18 @@ class EmergencyStopInput:
         node: the policy's; its name, namespace and remappings are taken over.
         engine: whose switch it is.
         required: without a publisher that has said false, it counts as pressed.
+        timeout: it counts as pressed when nothing was said for so long, s; 0: once is enough.
     """
 
-    def __init__(self, node: Node, engine: PolicyEngine, *, required: bool) -> None:
+    def __init__(
+        self, node: Node, engine: PolicyEngine, *, required: bool, timeout: float = 0.0
+    ) -> None:
         self._log = node.get_logger()
         self._engine = engine
         self._required = required
-        if required:
+        self._timeout = timeout
+        self._heard = time.monotonic()
+        if required or timeout > 0.0:
             self._press(UNHEARD)
         self._node = Node(
             f"{node.get_name()}_emergency_stop",
@@ -62,7 +68,6 @@ class EmergencyStopInput:
         latched = SubscriptionEventCallbacks(use_default_callbacks=False)
         events = SubscriptionEventCallbacks(
             incompatible_qos=self._on_incompatible,
-            liveliness=self._on_liveliness,
             matched=self._on_matched,
         )
         self._node.create_subscription(
@@ -71,6 +76,9 @@ class EmergencyStopInput:
         self._node.create_subscription(
             Bool, topic, self._on_message, _VOLATILE, event_callbacks=events
         )
+        if timeout > 0.0:
+            steady = Clock(clock_type=ClockType.STEADY_TIME)
+            self._node.create_timer(timeout / 4, self._watch, clock=steady)
         self._executor = SingleThreadedExecutor(context=node.context)
         self._executor.add_node(self._node)
         self._thread = threading.Thread(target=self._spin, name="emergency-stop", daemon=True)
@@ -89,22 +97,24 @@ class EmergencyStopInput:
             pass  # the process ends
 
     def _on_message(self, message: Bool) -> None:
+        self._heard = time.monotonic()
         if message.data:
             self._press(PRESSED)
         elif self._engine.safety.emergency.pressed:
             self._engine.release_emergency_stop()
             self._log.warning("emergency stop released: the arm stays held until a resume")
 
-    # A publisher that ends in order is no longer matched; one that is cut off, or hangs, loses its
-    # liveliness after the lease that it offers.
+    # DDS tells at once of a publisher that ends in order, and of one that is killed when the lease
+    # of its participant is over (20 s by default in Fast DDS). One that hangs it doesn't tell of:
+    # liveliness would, but whoever requests a lease hears no publisher that offers none.
 
     def _on_matched(self, info: QoSSubscriptionMatchedInfo) -> None:
         if self._required and info.current_count_change < 0 and info.current_count == 0:
             self._press(GONE)
 
-    def _on_liveliness(self, info: QoSLivelinessChangedInfo) -> None:
-        if self._required and info.not_alive_count_change > 0 and info.alive_count == 0:
-            self._press(GONE)
+    def _watch(self) -> None:
+        if time.monotonic() - self._heard > self._timeout:
+            self._press(f"emergency stop: nothing said about it for {self._timeout:g} s")
 
     def _on_incompatible(self, info: QoSRequestedIncompatibleQoSInfo) -> None:
         self._press(DEAF)

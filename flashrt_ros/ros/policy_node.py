@@ -172,7 +172,10 @@ class PolicyNode(ManagedNode):
         )
         parts.engine.start()
         parts.emergency_stop = EmergencyStopInput(
-            self, parts.engine, required=read(self, "emergency_stop_required")
+            self,
+            parts.engine,
+            required=read(self, "emergency_stop_required"),
+            timeout=read(self, "emergency_stop_timeout"),
         )
         parts.inputs = PolicyInputs(
             self, parts.engine, parts.contract, lockstep=lockstep, max_skew=read(self, "max_skew")

@@ -57,6 +57,14 @@ PARAMETERS = (
         False,
         "The emergency stop counts as pressed while nobody publishes that it is released.",
     ),
+    Parameter(
+        "emergency_stop_timeout",
+        0.0,
+        "The emergency stop counts as pressed when nothing was published about it for this wall "
+        "time, s; 0: once is enough.",
+        0.0,
+        60.0,
+    ),
 )
 LIVE = tuple(parameter.name for parameter in PARAMETERS if parameter.live)
 
