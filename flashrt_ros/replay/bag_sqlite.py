@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
+import secrets
+import shutil
 import sqlite3
+import tempfile
+import weakref
 from collections.abc import Collection, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -17,13 +21,17 @@ class SqliteFile:
 
     def __init__(self, path: Path) -> None:
         self.notes: list[str] = []
+        self._name = path.name
         self._path = path
-        self._cut = self._is_cut()
+        self._missing = b""
+        size = _size_by_header(path)
+        self._cut = path.stat().st_size < size
         if self._cut:
             self.notes.append(
-                f"{path.name} is cut or damaged; what lies before that is read (the file is "
-                "shorter than its header says)"
+                f"{path.name} is cut or damaged; what lies before that is read (it has "
+                f"{path.stat().st_size} of {size} bytes)"
             )
+            self._fill(size)
         try:
             self._topics = self._read_topics()
         except sqlite3.DatabaseError as error:
@@ -52,10 +60,12 @@ class SqliteFile:
         with closing(self._connect()) as database:
             try:
                 for key, stamp, data in database.execute(query, (*ids, start_ns)):
+                    if self._missing and self._missing in data:
+                        return  # the rest of this row is not there
                     name, schema = self._topics[key]
                     yield Raw(name, schema, stamp, data)
             except sqlite3.DatabaseError as error:
-                text = f"{self._path.name} is cut or damaged; what lies before that is read"
+                text = f"{self._name} is cut or damaged; what lies before that is read"
                 if not any(note.startswith(text) for note in self.notes):
                     self.notes.append(f"{text} ({error})")
 
@@ -76,16 +86,34 @@ class SqliteFile:
         }
 
     def _connect(self) -> sqlite3.Connection:
-        database = sqlite3.connect(f"file:{self._path.resolve()}?mode=ro", uri=True)
-        # SQLite refuses a file that is shorter than its header says, except for repair.
-        database.execute("PRAGMA writable_schema=ON")
-        return database
+        return sqlite3.connect(f"file:{self._path.resolve()}?mode=ro", uri=True)
 
-    def _is_cut(self) -> bool:
-        with self._path.open("rb") as stream:
-            header = stream.read(100)
-        if header[:16] != b"SQLite format 3\0":
-            raise CannotReplay(f"{self._path} is no SQLite database")
-        page = int.from_bytes(header[16:18], "big")
-        pages = int.from_bytes(header[28:32], "big")
-        return self._path.stat().st_size < pages * (65536 if page == 1 else page)
+    def _fill(self, size: int) -> None:
+        """Work on a copy whose missing pages say so.
+
+        SQLite refuses a file that is shorter than its header says, and with the pragma for repair
+        it takes missing pages for zeros: the end of an image would be black and nobody would know.
+        """
+        self._missing = secrets.token_bytes(16)
+        folder = Path(tempfile.mkdtemp(prefix="flashrt-bag-"))
+        weakref.finalize(self, shutil.rmtree, folder, True)
+        copy = folder / self._path.name
+        shutil.copyfile(self._path, copy)
+        with copy.open("ab") as stream:
+            while (left := size - stream.tell()) > 0:
+                stream.write((self._missing * 4096)[:left])
+        self._path = copy
+
+
+def _size_by_header(path: Path) -> int:
+    """Bytes that a database should have (source: sqlite.org/fileformat2.html, section 1.3).
+
+    Raises:
+        CannotReplay: it is no SQLite database.
+    """
+    with path.open("rb") as stream:
+        header = stream.read(100)
+    if header[:16] != b"SQLite format 3\0" or len(header) < 100:
+        raise CannotReplay(f"{path} is no SQLite database")
+    page = int.from_bytes(header[16:18], "big")
+    return int.from_bytes(header[28:32], "big") * (65536 if page == 1 else page)

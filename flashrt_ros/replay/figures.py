@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -28,7 +29,7 @@ _MARKS = {
     "HOLD": ("X", "#B00020"),
     "CLOCK_JUMP": ("*", "#E69F00"),
 }
-_BACKWARDS = frozenset({"RESTORE", "ROLLBACK", "RESET"})
+_ARROWS = frozenset({"RESTORE", "ROLLBACK"})  # a reset goes to the beginning: its mark says enough
 _WIDTH = 9.5  # inches
 
 
@@ -52,6 +53,9 @@ def lanes(events: Sequence[RunEvent]) -> dict[int, int]:
     tips: dict[int, int] = {0: 0}  # lane to its newest boundary
     for event in events:
         if event.kind != "COMMIT":
+            if event.boundary not in lane:  # an ablated restore begins a tree of its own
+                lane[event.boundary] = len(tips)
+                tips[lane[event.boundary]] = event.boundary
             continue
         of_parent = lane.get(event.parent)
         if of_parent is None or tips[of_parent] != event.parent:
@@ -61,11 +65,24 @@ def lanes(events: Sequence[RunEvent]) -> dict[int, int]:
     return lane
 
 
+def by_verbs(events: Sequence[RunEvent]) -> list[RunEvent]:
+    """Events that someone asked for or that held the arm: no ticks, no automatic snapshots."""
+    return [
+        event
+        for event in events
+        if event.kind != "COMMIT"
+        and (event.kind not in ("SNAPSHOT", "DELETE") or event.name or event.request_id)
+    ]
+
+
 def timeline(report: ReplayReport) -> str:
     """What the policy was told and what planners did, over time."""
     events = report.run.events
     times = elapsed(events)
-    figure, axes = _figure(1.7)
+    rows = [kind for kind in _MARKS if any(event.kind == kind for event in events)]
+    figure, axes = _figure(1.3 + 0.2 * len(rows))
+    when = {event.index: time for event, time in zip(events, times, strict=True)}
+    verbs = by_verbs(events)
     instructions = list(dict.fromkeys(event.instruction for event in events))
     colours = {text: _COLOURS[i % len(_COLOURS)] for i, text in enumerate(instructions)}
     begin = 0
@@ -77,13 +94,16 @@ def timeline(report: ReplayReport) -> str:
             begin = i
     for text in instructions:
         axes.barh(0, 0, color=colours[text], alpha=0.55, label=f"“{text}”")
-    for kind, (mark, colour) in _MARKS.items():
-        at = [time for time, event in zip(times, events, strict=True) if event.kind == kind]
-        if at:
-            axes.plot(at, [0.62] * len(at), mark, color=colour, ms=5, label=kind.lower())
+    for row, kind in enumerate(rows):
+        mark, colour = _MARKS[kind]
+        at = [when[event.index] for event in verbs if event.kind == kind]
+        axes.plot(at, [0.75 + 0.3 * row] * len(at), mark, color=colour, ms=5, clip_on=False)
     _mark_difference(axes, report, times)
-    axes.set(xlabel="s from the first event", yticks=[], ylim=(-0.5, 0.9))
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.42), ncols=5, frameon=False)
+    axes.set(xlabel="s from the first event", ylim=(-0.5, 0.75 + 0.3 * len(rows)))
+    ticks = [0.0, *(0.75 + 0.3 * row for row in range(len(rows)))]
+    axes.set_yticks(ticks, ["instruction", *(kind.lower() for kind in rows)])
+    axes.tick_params(axis="y", length=0)
+    figure.legend(loc="outside lower center", ncols=5, frameon=False)
     return _svg(figure)
 
 
@@ -95,45 +115,36 @@ def lineage(run: Run) -> str:
     when = {0: 0.0}
     figure, axes = _figure(0.9 + 0.28 * (max(lane.values()) + 1))
     lines: dict[int, list[tuple[float, int]]] = {}
+    verbs = {event.index for event in by_verbs(events)}
     live = 0
     for time, event in zip(times, events, strict=True):
         if event.kind == "COMMIT":
             here = lane[event.boundary]
-            line = lines.setdefault(here, [])
-            if not line and event.parent in when:
-                line.append((when[event.parent], lane[event.parent]))
-            line.append((time, here))
+            if here not in lines and event.parent in when:
+                begin = (when[event.parent], lane[event.parent])
+                axes.plot(*zip(begin, (time, here), strict=True), color="#999999", lw=0.7, zorder=0)
+            lines.setdefault(here, []).append((time, here))
             when[event.boundary] = time
-        elif event.kind in _BACKWARDS:
-            target = (when.get(event.boundary, 0.0), lane.get(event.boundary, 0))
-            axes.annotate(
-                "",
-                xy=target,
-                xytext=(time, lane.get(live, 0)),
-                arrowprops={
-                    "arrowstyle": "->",
-                    "color": _MARKS[event.kind][1],
-                    "connectionstyle": "arc3,rad=0.25",
-                    "ls": "--",
-                },
-            )
-        elif event.kind == "SNAPSHOT":
-            point = (time, lane.get(event.boundary, 0))
-            axes.plot(*point, "o", color="#000000", ms=5, zorder=3)
-            axes.annotate(
-                event.name,
-                point,
-                xytext=(0, 6),
-                textcoords="offset points",
-                ha="center",
-                fontsize=8,
-            )
+        elif event.index in verbs and event.kind in _MARKS:
+            mark, colour = _MARKS[event.kind]
+            point = (time, lane.get(live, 0))
+            axes.plot(*point, mark, color=colour, ms=5, zorder=3)
+            if event.boundary not in when:
+                when[event.boundary] = time
+                lines[lane[event.boundary]] = [(time, lane[event.boundary])]
+            elif event.kind in _ARROWS:
+                target = (when[event.boundary], lane[event.boundary])
+                arrow = {"arrowstyle": "->", "color": colour, "connectionstyle": "arc3,rad=0.3"}
+                axes.annotate("", xy=target, xytext=point, arrowprops=arrow)
+            elif event.kind == "SNAPSHOT":
+                place: dict[str, Any] = {"xytext": (4, 4), "textcoords": "offset points"}
+                axes.annotate(event.name, point, fontsize=7, **place)
         live = event.boundary
     for number, line in lines.items():
         axes.plot(*zip(*line, strict=True), color=_COLOURS[number % len(_COLOURS)], lw=2)
     axes.set(xlabel="s from the first event", yticks=[], ylabel="branch")
     axes.invert_yaxis()
-    axes.margins(y=0.35)
+    axes.margins(y=0.1)
     return _svg(figure)
 
 

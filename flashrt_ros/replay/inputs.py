@@ -37,12 +37,16 @@ common order: an image may be recorded after the boundary that has read it."""
 
 @dataclass(frozen=True)
 class InputFault:
-    """An input that is not in the bag as the tick read it. `actual`: digest found, or "missing"."""
+    """An input that is not in the bag as the tick read it. `actual`: digest found, or "missing".
+
+    beyond: it would have come after the place where the bag was cut.
+    """
 
     name: str
     expected: str
     actual: str
     message: str
+    beyond: bool = False
 
 
 class RunInputs:
@@ -72,6 +76,7 @@ class RunInputs:
         start_ns = events[0].log_ns - REACH_NS if events else 0
         self._messages: Iterator[Raw] = self._bag.messages(self._names, max(start_ns, 0))
         self._last: Raw | None = None
+        self._ended = False
 
     def observation(self, event: RunEvent) -> Observation | InputFault:
         """What a COMMIT has read, each input compared with its digest."""
@@ -121,15 +126,16 @@ class RunInputs:
             text = f"input '{item.name}' ({where}) is not what the policy saw: its bytes differ"
             return InputFault(item.name, item.digest, differing, text)
         text = f"input '{item.name}' ({where}) is not in the bag"
-        return InputFault(
-            item.name, item.digest or f"a message at {item.stamp_ns} ns", "missing", text
-        )
+        expected = item.digest or f"a message at {item.stamp_ns} ns"
+        beyond = self._ended and any("cut" in note for note in self._bag.notes)
+        return InputFault(item.name, expected, "missing", text, beyond)
 
     def _advance(self, limit_ns: int, key: tuple[str, int | str], seen: int) -> bool:
         """Read on until there is one more candidate, or too far."""
         while self._last is None or self._last.log_ns <= limit_ns:
             raw = next(self._messages, None)
             if raw is None:
+                self._ended = True
                 return False
             self._last = raw
             for name in self._names[raw.topic]:

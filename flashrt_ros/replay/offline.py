@@ -132,6 +132,10 @@ class _Found(Exception):
         self.difference = difference
 
 
+class _Ended(Exception):
+    """A bag that was cut ends before the inputs of a boundary do."""
+
+
 class _Replayer:
     """Takes the events of a run one by one, and does what each of them says was done."""
 
@@ -173,6 +177,8 @@ class _Replayer:
                 self._go_through(progress)
             except _Found as found:
                 self._first = self._first or found.difference
+            except _Ended as ended:
+                notes = (*notes, f"ended where the bag was cut: {ended}")
         seconds = time.perf_counter() - began
         covered_s = _covered(self._rows)
         return ReplayReport(
@@ -391,6 +397,8 @@ class _Replayer:
         observation = self._inputs.observation(event)
         if isinstance(observation, InputFault):
             fault = observation
+            if fault.beyond:
+                raise _Ended(fault.message)
             raise _Found(
                 Difference(
                     event.boundary, "input", fault.name, fault.expected, fault.actual, fault.message

@@ -64,5 +64,5 @@ def _section(outcome: BagOutcome) -> _Section:
         figures.lineage(report.run),
         figures.actions(report),
         figures.errors(report),
-        tuple(event for event in report.run.events if event.kind != "COMMIT"),
+        tuple(figures.by_verbs(report.run.events)),
     )
