@@ -48,13 +48,10 @@ class SqliteFile:
         if not ids:
             return
         # The index on timestamp may be what is missing: a cut file is read in the rows' order.
-        order = "id" if self._cut else "timestamp, id"
+        hint, order = ("NOT INDEXED", "id") if self._cut else ("", "timestamp, id")
         marks = ", ".join("?" * len(ids))
         query = (
-            f"SELECT topic_id, timestamp, data FROM messages NOT INDEXED "
-            f"WHERE topic_id IN ({marks}) AND timestamp >= ? ORDER BY {order}"
-            if self._cut
-            else f"SELECT topic_id, timestamp, data FROM messages "
+            f"SELECT topic_id, timestamp, data FROM messages {hint} "
             f"WHERE topic_id IN ({marks}) AND timestamp >= ? ORDER BY {order}"
         )
         with closing(self._connect()) as database:
