@@ -11,11 +11,13 @@ import pytest
 
 pytest.importorskip("rclpy", reason="ROS 2 is not installed")
 
+from geometry_msgs.msg import Twist
 from rcl_interfaces.srv import SetParameters
 from rclpy.parameter import Parameter
 from ros_host import until
+from ros_rig import Inbox
 from rosgraph_msgs.msg import Clock
-from safety_bench import SafetyBench, bench
+from safety_bench import SafetyBench, bench, on_executor
 from sensor_msgs.msg import JointState
 
 from flashrt_ros.client import ServiceCaller, VerbRefused
@@ -339,3 +341,68 @@ def test_clock_that_jumps_back_voids_what_was_and_goes_on() -> None:
         made.commands.clear()
         move_in_sim_time(made, clock)
         assert all("epoch=0" not in each.header.frame_id for each in made.moves())
+
+
+# -- outputs of velocities ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def twist(tmp_path: Path) -> str:
+    """The toy's two actions as a twist."""
+    path = tmp_path / "contract.yaml"
+    path.write_text(
+        "version: 1\n"
+        "inputs:\n"
+        "  cameras:\n"
+        "    camera: {topic: camera/image_raw}\n"
+        "  joints:\n"
+        "    - {topic: joint_states}\n"
+        "  instruction: {topic: instruction}\n"
+        "outputs:\n"
+        "  - {type: twist, topic: cmd_vel, components: [linear.x, angular.z]}\n"
+    )
+    return f"contract:={path}"
+
+
+def velocities(message: Twist) -> tuple[float, float]:
+    return (message.linear.x, message.angular.z)
+
+
+def test_twist_is_braked_to_zero_by_every_fault_and_nothing_is_sent_before_an_observation(
+    twist: str, tmp_path: Path
+) -> None:
+    limits = tmp_path / "limits.yaml"
+    one = "{max_velocity: 0.15, max_acceleration: 2}"
+    limits.write_text(f"joint_limits:\n  shoulder: {one}\n  elbow: {one}\n")
+    with bench(twist, f"limits:={limits}", "command_rate:=100.0") as made:
+        sent = Inbox(made.other, Twist, "cmd_vel")
+
+        def moving() -> bool:
+            return any(min(velocities(each)) > 0.05 for each in sent.all()[-1:])
+
+        def rested() -> None:
+            sent.wait(lambda seen: velocities(seen[-1]) == (0.0, 0.0), "zero")
+
+        made.show_joints()
+        made.settle()
+        assert sent.all() == []
+        made.show_until(moving, "a motion")
+        made.policy.poison = float("nan")
+        made.show_until(lambda: made.engine.session.needs_reset, "a poisoned tick")
+        rested()
+        made.policy.poison = None
+        made.client.reset()
+        made.show_until(moving, "a motion")
+        on_executor(made.node, made.node.trigger_deactivate)
+        rested()
+        made.settle()
+        values = np.array([velocities(each) for each in sent.all()])
+        assert np.all(np.isfinite(values))
+        assert np.max(values) <= 0.15
+        assert velocities(sent.all()[-1]) == (0.0, 0.0)  # what the base goes on with
+        sent.clear()
+        on_executor(made.node, made.node.trigger_activate)
+        made.show_joints()
+        made.settle()
+        assert sent.all() == []
+        made.show_until(moving, "a motion")

@@ -92,6 +92,7 @@ class CommandStream:
         self._changed = threading.Condition()
         self._current: tuple[CommandOutput, Trajectory] | None = None
         self._sending: CommandOutput | None = None
+        self._last: Sample | None = None
         self._stopping = threading.Event()
         self._counts = StreamCounts()
         self._thread = threading.Thread(target=self._run, name="flashrt-commands", daemon=True)
@@ -129,6 +130,29 @@ class CommandStream:
             self._current = None
             self._wait_for_older(None)
 
+    def finish(self, patience: float) -> None:
+        """Send the command under way until it is at rest, then nothing until the next one.
+
+        Without that an output of velocities could end with a last one that is not 0, and a stream
+        that is taken up again would begin with where the joints were long ago. `patience`: s.
+        """
+
+        def at_rest() -> bool:
+            if self._current is None:
+                return True
+            command, trajectory = self._current
+            last, final = self._last, trajectory.at(trajectory.end_ns + 1)
+            return (
+                last is not None
+                and last.command is command
+                and np.array_equal(last.positions, final)
+            )
+
+        with self._changed:
+            self._changed.wait_for(at_rest, timeout=patience)
+            self._current = None
+            self._wait_for_older(None)
+
     # -- the thread ------------------------------------------------------------------------
 
     def _wait_for_older(self, sequence: int | None) -> None:
@@ -160,16 +184,18 @@ class CommandStream:
                 return False, False
             command, trajectory = self._current
             self._sending = command
+        sample = None
         try:
             now_ns = self._clock()
-            self._send(Sample(command, now_ns, trajectory.at(now_ns)))
+            sample = Sample(command, now_ns, trajectory.at(now_ns))
+            self._send(sample)
         except Exception:
             if self._counts.failed == 0:
                 logger.exception("a command could not be sent; further ones are only counted")
             return False, True
         finally:
             with self._changed:
-                self._sending = None
+                self._sending, self._last = None, sample
                 self._changed.notify_all()
         return True, False
 

@@ -80,6 +80,8 @@ class PolicyNode(ManagedNode):
         if self._parts.engine is not None:
             self._surface.pause()
             self._parts.engine.deactivate()
+        if self._parts.outputs is not None:
+            self._parts.outputs.finish()
 
     def _adjust(self, changes: Mapping[str, Any]) -> None:
         """Take new values of live parameters, from the next tick on."""

@@ -110,6 +110,11 @@ class PolicyOutputs:
         for output in self._trajectories:
             output.send(command)
 
+    def finish(self) -> None:
+        """Let the hold under way come to rest in every output, then send nothing."""
+        if self.stream is not None:
+            self.stream.finish(patience=1.0)
+
     def _on_sample(self, sample: Sample) -> None:
         for output in self._streamed:
             output.send(sample)
