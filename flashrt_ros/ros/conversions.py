@@ -130,6 +130,8 @@ def to_action_chunk(chunk: ChunkOutput, names: Sequence[str]) -> ActionChunk:
         hold=command.is_hold,
         limited_points=command.limited_points,
         inference_duration=chunk.inference_s,
+        execution=chunk.execution,
+        frozen_points=chunk.frozen_points,
     )
 
 
