@@ -162,7 +162,10 @@ class Watch:
         self._changed = threading.Condition()
         self.view = LineageView()
         self.newest: Boundary | None = None
+        self.detail: dict[str, Any] = {}
         self.buffers: dict[str, str] = {}
+        self.ended: list[str] = []
+        """Ids of the runs that ended."""
         self.stamps: dict[int, int] = {}
         """Number of each boundary that was committed, and the stamp of what it saw, ns."""
         made.node.create_subscription(Boundary, f"{POLICY}/boundary", self._receive, RELIABLE)
@@ -174,8 +177,10 @@ class Watch:
             if message.event == Boundary.COMMIT:
                 inputs = zip(message.input_names, message.input_stamps, strict=True)
                 self.stamps[message.boundary] = to_ns(dict(inputs)["camera"])
-            detail = json.loads(message.detail) if message.detail else {}
-            self.buffers = detail.get("buffers", self.buffers)
+            self.detail = json.loads(message.detail) if message.detail else {}
+            self.buffers = self.detail.get("buffers", self.buffers)
+            if message.event == Boundary.RUN_END:
+                self.ended.append(message.request_id)
             self._changed.notify_all()
 
     def has_come(self, condition: Callable[[], bool], within: float) -> bool:
