@@ -30,7 +30,9 @@ def main(arguments: Sequence[str], program: str = "flashrt bench") -> int:
         return make_document(arguments[1:], f"{program} report")
     options = _parser(program).parse_args(arguments)
     if options.benchmark != "all":
-        report = measure(options.benchmark, quick=options.quick, device=options.device)
+        report = measure(
+            options.benchmark, quick=options.quick, device=options.device, full=options.full
+        )
         sys.stdout.write(report.table() + "\n")
         if options.json is not None:
             report.write(options.json)
@@ -38,11 +40,12 @@ def main(arguments: Sequence[str], program: str = "flashrt bench") -> int:
     return _all(options.json or Path("bench"), quick=options.quick, device=options.device)
 
 
-def measure(name: str, *, quick: bool, device: str) -> Report:
+def measure(name: str, *, quick: bool, device: str, full: bool = False) -> Report:
     """One benchmark's report. Raises ModuleNotFoundError where it needs what is not installed."""
     report = Report(name)
     module = importlib.import_module(BENCHMARKS[name][0])
-    module.run(report, quick=quick, device=device)
+    longer = {"full": True} if full and name in ("ttft", "decode") else {}
+    module.run(report, quick=quick, device=device, **longer)
     return report
 
 
@@ -83,4 +86,5 @@ def _parser(program: str) -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
     parser.add_argument("--quick", action="store_true", help="fewer and smaller: does it run?")
+    parser.add_argument("--full", action="store_true", help="ttft, decode: the longest prompts too")
     return parser

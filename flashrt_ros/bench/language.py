@@ -38,19 +38,24 @@ def hybrid_config(quick: bool) -> Qwen3_5TextConfig:
     )
 
 
-class Pair:
-    """One set of random weights, adopted and not."""
+def random_module(config: Any, dtype: torch.dtype) -> Any:
+    """A model of random weights, the same ones each time."""
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config, dtype=dtype)
 
-    def __init__(self, config: Any, *, max_context: int, dtype: torch.dtype, device: str) -> None:
-        torch.manual_seed(0)
-        module: Any = AutoModelForCausalLM.from_config(config, dtype=dtype).to(device)
+
+class Pair:
+    """One set of weights, adopted and not."""
+
+    def __init__(self, module: Any, *, max_context: int, device: str, **options: Any) -> None:
+        module = module.to(device)
         plain: Any = AutoModelForCausalLM.from_config(
-            copy.deepcopy(config), dtype=dtype, attn_implementation="sdpa"
+            copy.deepcopy(module.config), dtype=module.dtype, attn_implementation="sdpa"
         )
         plain.load_state_dict(module.state_dict(), assign=True)  # the same tensors, not copies
         plain.tie_weights()
         self.plain: Any = plain.to(device).eval()
-        self.model: LanguageModel = adopt(module, max_context=max_context, device=device)
+        self.model: LanguageModel = adopt(module, max_context=max_context, device=device, **options)
         self.device = device
         self.parameters = sum(p.numel() for p in module.parameters())
 

@@ -16,10 +16,19 @@ from ctypes import POINTER, byref, c_bool, c_float, c_int8, c_int32, c_size_t, c
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 PACKAGE = "xllamacpp"
 VERSION = "2026.10.11549"  # of llama.cpp build 11549
 
-GGML_F32, GGML_F16, GGML_BF16 = 0, 1, 30  # enum ggml_type
+GGML_F32, GGML_F16 = 0, 1  # enum ggml_type
+
+
+def rows_type(dtype: torch.dtype) -> int:
+    """ggml type of keys and values beside ours of `dtype`: as many bytes. For bfloat16 it is F16,
+    llama.cpp's own choice."""
+    return GGML_F32 if dtype is torch.float32 else GGML_F16
 
 
 class PeerMissing(Exception):
@@ -124,6 +133,7 @@ class LlamaCpp:
         self._library = library = _library()
         library.llama_log_set(_quiet, None)
         library.llama_backend_init()
+        self.version = f"{VERSION} ({PACKAGE})"
         self.system = library.llama_print_system_info().decode()
         params = library.llama_context_default_params()
         looked = (params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max)
@@ -155,8 +165,6 @@ class LlamaCpp:
 
     def see(self, tokens: Sequence[int]) -> int:
         """See tokens, in batches of 2048 at most; returns the likeliest next one."""
-        import numpy as np
-
         for start in range(0, len(tokens), 2048):
             part = np.asarray(tokens[start : start + 2048], dtype=np.int32)
             batch = self._library.llama_batch_get_one(part.ctypes.data, len(part))

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A decode step in one call: C++ for decoders of the llama shape on a CPU.
 
-At batch 1 a token costs the bytes of the weights, read once from memory, and a framework's hundreds
-of small operations cost as much again. `kernels/decode.cpp` reads the model's own weights where they
-are, writes rows, logits and tokens into the arena, and keeps nothing. It is built once by the
-machine's C++ compiler for the machine's processor and kept in a cache. Where it cannot be had, the
-step is transformers' own code, and `LanguageModel.kernels` says why.
+At batch 1 a token costs the bytes of the weights, read once from memory, and a framework's
+hundreds of small operations cost as much again. `kernels/decode.cpp` reads the model's own weights
+where they are, writes rows, logits and tokens into the arena, and keeps nothing. It is built once
+by the machine's C++ compiler for the machine's processor and kept in a cache. Where it cannot be
+had, the step is transformers' own code, and `LanguageModel.kernels` says why.
 """
 
 from __future__ import annotations
@@ -43,31 +43,29 @@ class Unavailable(Exception):
     """The kernels cannot be used here; says why."""
 
 
+def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names.split()]
+
+
 class _Layer(ctypes.Structure):
     _fields_ = [
-        (name, c_void_p)
-        for name in (
-            "norm1 norm2 query_norm key_norm query key value output gate up down keys values"
-        ).split()
+        *_fields(c_void_p, "norm1 norm2 query_norm key_norm"),
+        *_fields(c_void_p, "query key value output gate up down keys values"),
     ]
 
 
 class _Model(ctypes.Structure):
     _fields_ = [
-        *((n, c_int32) for n in "hidden heads key_heads size inner layers vocabulary".split()),
-        ("is_bf16", c_int32),
-        ("head_stride", c_int64),
-        ("row_stride", c_int64),
-        ("capacity", c_int64),
-        ("epsilon", c_float),
-        ("scale", c_float),
+        *_fields(c_int32, "hidden heads key_heads size inner layers vocabulary is_bf16"),
+        *_fields(c_int64, "head_stride row_stride capacity"),
+        *_fields(c_float, "epsilon scale"),
         ("layer", POINTER(_Layer)),
-        *((n, c_void_p) for n in "embedding head norm cosines sines scratch".split()),
+        *_fields(c_void_p, "embedding head norm cosines sines scratch"),
     ]
 
 
 class _State(ctypes.Structure):
-    _fields_ = [(n, c_void_p) for n in "position history pending draw logits".split()]
+    _fields_ = _fields(c_void_p, "position history pending draw logits")
 
 
 def check(module: Any, geometry: tuple[LayerGeometry, ...]) -> None:
