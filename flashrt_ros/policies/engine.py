@@ -8,11 +8,10 @@ at most, and after a verb has answered nothing of an older epoch leaves the engi
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -21,15 +20,15 @@ import numpy as np
 
 from flashrt_ros.models.policy import PolicyModel, write_inputs
 from flashrt_ros.policies.action_space import ActionSpaces
-from flashrt_ros.policies.execution import ChunkExecutor, Progress
+from flashrt_ros.policies.inference import Inferred
 from flashrt_ros.policies.motion import Motion
 from flashrt_ros.policies.observation import Observation
-from flashrt_ros.policies.output import ChunkOutput, CommandOutput, EngineEvent, EngineListener
-from flashrt_ros.policies.pilot import Pilot
+from flashrt_ros.policies.output import EngineListener
 from flashrt_ros.policies.safety import Safety
-from flashrt_ros.policies.status import Ends, EngineOptions, EngineState, EngineStatus, Halt
-from flashrt_ros.policies.trajectory import Trajectory
-from flashrt_ros.runtime import Event, RestoreReport, Session, SessionHost, StateItem
+from flashrt_ros.policies.settlement import Settlement
+from flashrt_ros.policies.status import Ends, EngineOptions, EngineState, EngineStatus
+from flashrt_ros.policies.telling import EventTeller
+from flashrt_ros.runtime import RestoreReport, Session, SessionHost, StateItem
 from flashrt_ros.runtime.errors import InvalidArgument, NotReady, UnknownInstruction
 
 logger = logging.getLogger(__name__)
@@ -73,47 +72,35 @@ class PolicyEngine(SessionHost):
             lockstep=self.options.lockstep,
         )
         self._listener = listener
-        self._clock = clock
-        self._pilot = Pilot(
+        self._teller = EventTeller(session, listener, lambda: self._instruction)
+        self._settlement = Settlement(
+            model,
+            session,
             listener,
-            self.options.hold_duration,
             clock=clock,
-            guard=self.safety.guard,
+            options=self.options,
+            safety=self.safety,
             spaces=spaces,
-            lockstep=self.options.lockstep,
+            teller=self._teller,
+            changed=self._refresh,
         )
-        execution = self.options.execution
-        relative = spaces is not None and spaces.any_relative
-        execution.check(model, lockstep=self.options.lockstep, relative=relative)
-        self._executor = ChunkExecutor(
-            model, execution, lockstep=self.options.lockstep, progress=self._progress
-        )
+        self._pilot, self._executor = self._settlement.pilot, self._settlement.executor
         self._lock = threading.Lock()
         self._mailbox: Observation | None = None
         self._instruction = self.options.instruction
-        self._active = False
-        self._halt: Halt | None = None
         self._motion = Motion.REPLAN
-        self._not_before_ns = 0
-        self._last_observation: Observation | None = None
-        self._read: Observation | None = None
-        self._pending: Trajectory | None = None
-        self._conditioning: Mapping[str, Any] = {}
-        self._untold: Event | None = None
-        self._events = 0
         self._ticks = 0
-        self._faults = 0
-        self._last_error = ""
         self._status: EngineStatus | None = None
         self.run = ""
         """Id of the timed run under way, for the status; see `TimedRuns`."""
+        self.explain_silence: Callable[[int], str] = lambda now_ns: ""
+        """Says, at a time, ns, why there is no complete observation; on the replay thread."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="flashrt-replay", daemon=True)
         model.check_instruction(self._instruction)
         model.write_instruction(self._instruction)
         session.register_state(self._instruction_item())
         session.register_state(self._executor.state_item())
-        self._unsubscribe = session.subscribe(self._on_session_event)
 
     # -- life cycle, any thread ------------------------------------------------------------
 
@@ -127,7 +114,7 @@ class PolicyEngine(SessionHost):
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._wake()
             self._thread.join()
-        self._unsubscribe()
+        self._teller.close()
         self.session.close()
 
     def activate(self) -> None:
@@ -151,7 +138,7 @@ class PolicyEngine(SessionHost):
     @property
     def newest_observation(self) -> Observation | None:
         """The newest complete observation since activation, ticked on or not."""
-        return self._last_observation
+        return self._settlement.seen
 
     # -- inputs, any thread ----------------------------------------------------------------
 
@@ -172,7 +159,7 @@ class PolicyEngine(SessionHost):
 
         `stamp_ns` is the stamp of the bad message, which a lockstep world waits to be answered.
         """
-        self.session.submit(lambda session: self._on_fault(reason, stamp_ns, ends))
+        self.session.submit(lambda session: self._settlement.fault(reason, stamp_ns, ends))
 
     def press_emergency_stop(self, reason: str) -> Future[None]:
         """Nothing but a hold leaves from now on, and one does at once; any thread.
@@ -181,14 +168,23 @@ class PolicyEngine(SessionHost):
         void, as soon as it ends. Verbs that would move the arm are refused until the release.
         """
         self.safety.emergency.press(reason)
-        if self._active and not self.options.lockstep:
-            self._pilot.hold(self.session, self._clock(), immediate=True)
-        return self.submit(lambda session: self._on_emergency())
+        if self._settlement.active and not self.options.lockstep:
+            self._settlement.hold_now()
+        return self.submit(lambda session: self._settlement.emergency())
+
+    def watch_tick(self) -> None:
+        """Hold when the tick under way does not end; any thread but the replay thread, often.
+
+        What it comes to is not executed when it ends after all, see `Deadline`.
+        """
+        overdue = self._settlement.active and self.safety.deadline.is_overdue()
+        if overdue and not self._pilot.holding:
+            self._settlement.hold_now()
 
     def release_emergency_stop(self) -> Future[None]:
         """Verbs may move the arm again. It stays held until one does; any thread."""
         self.safety.emergency.release()
-        return self.submit(lambda session: self._on_emergency())
+        return self.submit(lambda session: self._settlement.emergency())
 
     def clock_jumped(self) -> Future[None]:
         """The clock went back: raise the epoch and forget every input."""
@@ -197,11 +193,8 @@ class PolicyEngine(SessionHost):
             session.raise_epoch()
             with self._lock:
                 self._mailbox = None
-            self._last_observation = None
-            self._not_before_ns = 0
-            self._pilot.forget()
-            self._executor.drop()
-            self._tell("CLOCK_JUMP", Motion.REPLAN)
+            self._settlement.forget()
+            self._teller.tell("CLOCK_JUMP", Motion.REPLAN)
 
         return self.submit(apply)
 
@@ -210,6 +203,7 @@ class PolicyEngine(SessionHost):
     def adjust(self, **changes: Any) -> None:
         """Other values of `EngineOptions`, by name, from the next tick on."""
         self.options = replace(self.options, **changes)
+        self._settlement.options = self.options
         self._pilot.hold_duration = self.options.hold_duration
 
     def restore(self, ref: str, motion: Motion, **checks: Any) -> tuple[RestoreReport, Motion]:
@@ -239,8 +233,8 @@ class PolicyEngine(SessionHost):
         self._require_active()
         self.session.require(**checks)
         self.session.raise_epoch()
-        applied = self._settle(Motion.HOLD, "interrupted")
-        self._tell("INTERRUPT", applied)
+        applied = self._settlement.settle(Motion.HOLD, "interrupted")
+        self._teller.tell("INTERRUPT", applied)
         return applied
 
     def resume(self, motion: Motion, **checks: Any) -> Motion:
@@ -249,17 +243,17 @@ class PolicyEngine(SessionHost):
         self._check_motion(motion, Motion.UNCHANGED, Motion.REPLAN, Motion.CONTINUE)
         self._require_safe(motion)
         self.session.require(**checks)
-        if self._halt is None:
+        if self._settlement.halt is None:
             raise NotReady("nothing to resume: the policy is not held")
         if motion is Motion.UNCHANGED:
             motion = Motion.REPLAN if self._motion is Motion.HOLD else self._motion
-        applied = self._settle(motion)
-        self._tell("RESUME", applied)
+        applied = self._settlement.settle(motion)
+        self._teller.tell("RESUME", applied)
         return applied
 
     def announce(self, kind: str, *, request_id: str = "", **detail: Any) -> None:
         """Tell an event of a layer above, a run's begin say; see `EngineEvent`."""
-        self._tell(kind, Motion.UNCHANGED, request_id=request_id, detail=detail)
+        self._teller.tell(kind, Motion.UNCHANGED, request_id=request_id, detail=detail)
 
     def set_instruction(self, text: str, *, expected_boundary: int | None = None) -> None:
         """Change the instruction from the next tick on.
@@ -274,9 +268,10 @@ class PolicyEngine(SessionHost):
             raise UnknownInstruction(str(error)) from error
         self._instruction = text
         self.model.write_instruction(text)
-        if self._halt is not None and self._halt.ends is Ends.INSTRUCTION:
-            self._halt = None
-        self._tell("INSTRUCTION", Motion.UNCHANGED)
+        halt = self._settlement.halt
+        if halt is not None and halt.ends is Ends.INSTRUCTION:
+            self._settlement.halt = replace(halt, ends=Ends.OBSERVATION)
+        self._teller.tell("INSTRUCTION", Motion.UNCHANGED)
 
     # -- the replay thread -----------------------------------------------------------------
 
@@ -294,235 +289,102 @@ class PolicyEngine(SessionHost):
         if observation is not None and not self._stopping.is_set():
             self._on_observation(observation)
             self._refresh()
-        self._watch()
+        self._settlement.watch(self.explain_silence)
 
     def _on_observation(self, observation: Observation) -> None:
-        if not self._active:
+        settlement, lockstep = self._settlement, self.options.lockstep
+        if not settlement.active:
             return
         self._pilot.measured = observation.positions
-        last = self._last_observation
+        last = settlement.seen
         if last is not None and observation.stamp_ns <= last.stamp_ns:
-            if self.options.lockstep and observation.stamp_ns == last.stamp_ns:
+            if lockstep and observation.stamp_ns == last.stamp_ns:
                 if self.safety.emergency.pressed:
-                    self._pilot.hold(self.session, observation.stamp_ns, immediate=False)
+                    settlement.answer(observation.stamp_ns)
                 else:
                     self._pilot.repeat()
             return
-        if not self.options.lockstep and observation.stamp_ns < self._not_before_ns:
+        if not lockstep and observation.stamp_ns < settlement.not_before_ns:
             return
-        self._last_observation = observation
+        settlement.seen = observation
         # A hold that this observation may end does so when its tick has commanded a motion.
-        if self._halt is not None and self._halt.ends not in (Ends.OBSERVATION, Ends.TICK):
-            if self.options.lockstep:
-                self._pilot.hold(self.session, observation.stamp_ns, immediate=False)
+        halt = settlement.halt
+        if halt is not None and halt.ends not in (Ends.OBSERVATION, Ends.TICK):
+            if lockstep:
+                settlement.answer(observation.stamp_ns)
             return
         self._tick(observation)
 
     def _tick(self, observation: Observation) -> None:
-        started = time.perf_counter()
+        self.safety.deadline.begin()
         try:
-            taken_up = self._executor.begin(observation.stamp_ns)
-            if taken_up is not None:
-                self._pilot.running = taken_up
-            write_inputs(self.model, observation.images, observation.positions, observation.vectors)
-            conditioning = self._executor.condition(observation.stamp_ns)
-            replaying = time.perf_counter()
-            self.model.tick()
-            replay_s = time.perf_counter() - replaying
-            actions = self.model.chunk()
-            chunk = self._pilot.chunk(observation, actions, self.model.spec.chunk_dt)
+            inferred = self._infer(observation)
         except Exception as error:
             # The buffers may be half-way into a step: no boundary describes them any more.
             logger.exception("tick failed")
+            self.safety.deadline.failed()
             self.session.invalidate(f"tick failed: {error}")
-            self._on_fault(f"tick failed: {error}", observation.stamp_ns, Ends.VERB)
+            self._settlement.fault(f"tick failed: {error}", observation.stamp_ns, Ends.VERB)
             return
-        inference_s = time.perf_counter() - started
-        self._read = observation
-        # What a replay needs beside observation and instruction, and what it must come to.
-        digest = hashlib.blake2b(np.ascontiguousarray(actions).data, digest_size=16).hexdigest()
-        self._conditioning = {"chunk_digest": digest}
-        if conditioning:
-            self._conditioning |= {"conditioning": dict(conditioning)}
-        inputs = observation.digest() + self._instruction.encode()
-        now_ns = self._now(observation.stamp_ns) + self._executor.simulated_delay_ns
+        settlement, chunk = self._settlement, inferred.chunk
+        missed = self.safety.deadline.judge(inferred.inference_s)
+        now_ns = settlement.now(observation.stamp_ns) + self._executor.simulated_delay_ns
         planned = self._executor.execute(chunk, now_ns, self._pilot.running)
         # Capsules of this boundary hold its chunk, although it is not sent before the commit.
-        self._pending = None if planned is None else self._pilot.executed(planned, now_ns)
+        settlement.pending = None if planned is None else self._pilot.executed(planned, now_ns)
+        self._teller.committing(observation, inferred.detail)
+        inputs = observation.digest() + self._instruction.encode()
         self.session.commit(stamp_ns=observation.stamp_ns, inputs=inputs)
-        self._pending = None
+        settlement.pending = None
         self._ticks += 1
         if planned is None:
             late_s = (now_ns - chunk.start_ns) * 1e-9
             reason = f"the chunk was over when it was there, {late_s:.2f} s after its observation"
-            self._on_fault(reason, observation.stamp_ns)
-            return
-        missed = self.safety.deadline.judge(inference_s)
-        if missed:
+            settlement.fault(reason, observation.stamp_ns)
+        elif missed:
             self._executor.drop()
-            self._on_fault(missed, observation.stamp_ns, Ends.TICK)
-            return
-        command = self._move(planned, now_ns)
-        if command is not None:
-            self._listener.on_chunk(
-                ChunkOutput(
-                    command,
-                    self._instruction,
-                    observation.stamps,
-                    inference_s,
-                    replay_s,
-                    execution=str(self.options.execution.mode),
-                    frozen_points=int(conditioning.get("frozen", 0)),
-                )
-            )
+            settlement.fault(missed, observation.stamp_ns, Ends.TICK)
+        else:
+            command = settlement.move(planned, now_ns)
+            if command is not None:
+                self._listener.on_chunk(inferred.told(command, self._instruction, observation))
 
-    def _move(self, trajectory: Trajectory, now_ns: int) -> CommandOutput | None:
-        """Command a trajectory; None if the guard refused it: it has become a hold, as is said."""
-        command = self._pilot.move(self.session, trajectory, now_ns)
-        if self._pilot.refused:
-            self._executor.drop()
-            self._faults += 1
-            self._last_error = self._pilot.refused
-            self._begin_halt(self._pilot.refused, Ends.OBSERVATION)
-            return None
-        if self._halt is not None:
-            reason, self._halt = self._halt.reason, None
-            logger.info("recovered: %s", reason)
-            self._tell("RECOVER", Motion.REPLAN, detail={"reason": reason})
-        return command
+    def _infer(self, observation: Observation) -> Inferred:
+        """One replay: the chunk, and what a replay of the run must know of it."""
+        started = time.perf_counter()
+        taken_up = self._executor.begin(observation.stamp_ns)
+        if taken_up is not None:
+            self._pilot.running = taken_up
+        write_inputs(self.model, observation.images, observation.positions, observation.vectors)
+        conditioning = self._executor.condition(observation.stamp_ns)
+        replaying = time.perf_counter()
+        self.model.tick()
+        replay_s = time.perf_counter() - replaying
+        actions = self.model.chunk()
+        chunk = self._pilot.chunk(observation, actions, self.model.spec.chunk_dt)
+        return Inferred(
+            actions,
+            chunk,
+            conditioning,
+            time.perf_counter() - started,
+            replay_s,
+            str(self.options.execution.mode),
+        )
 
     def _move_state(
         self, motion: Motion, verb: Callable[[], RestoreReport]
     ) -> tuple[RestoreReport, Motion]:
         report = verb()
         self._motion = motion
-        applied = self._settle(motion)
+        applied = self._settlement.settle(motion)
         # Told only now: the event says what was done with motion, not what was asked for.
-        event, self._untold = self._untold, None
-        if event is not None:
-            self._tell(event.kind.name, applied, source=event)
+        self._teller.tell_restored(applied)
         return report, applied
-
-    def _settle(self, motion: Motion, reason: str = "held by a restore") -> Motion:
-        """Do what a verb says about motion; returns what was done."""
-        now_ns = self._clock()
-        if motion is Motion.CONTINUE:
-            self._executor.suspend()
-        rest = self._rest(now_ns) if motion is Motion.CONTINUE else None
-        if motion is Motion.CONTINUE and rest is None:
-            motion = Motion.REPLAN
-        self._halt = None
-        self._not_before_ns = now_ns
-        if motion is Motion.HOLD:
-            self._executor.suspend()
-            self._halt = Halt(reason, now_ns, Ends.VERB)
-        elif motion is Motion.REPLAN:
-            self._executor.drop()
-        if not self._active:
-            return motion
-        if not self.options.lockstep:
-            # What a controller still executes belongs to the old epoch: replace it at once.
-            if rest is not None:
-                self._pilot.begin()
-                motion = Motion.HOLD if self._move(rest, now_ns) is None else motion
-            else:
-                self._pilot.hold(self.session, now_ns, immediate=True)
-        return motion
-
-    def _rest(self, now_ns: int) -> Trajectory | None:
-        """What is left of the chunk under way, if the joints are where they were then."""
-        left, measured = self._executor.left, self._pilot.measured
-        if left is None or left.measured is None or measured is None:
-            return None
-        if np.max(np.abs(measured - left.measured)) > self.options.continue_tolerance:
-            return None
-        return self._executor.take_up(now_ns)
-
-    def _progress(self) -> Progress:
-        """How far the trajectory has come that the joints follow now."""
-        last = self._last_observation
-        if self.options.lockstep:  # what was measured since is no part of the run
-            at_ns = 0 if last is None else last.stamp_ns
-            measured = None if last is None else last.positions
-        else:
-            at_ns, measured = self._clock(), self._pilot.measured
-        if self._pending is not None:
-            return Progress(self._pending, at_ns, measured)
-        return Progress(None if self._pilot.holding else self._pilot.running, at_ns, measured)
-
-    def _now(self, stamp_ns: int) -> int:
-        """The time: in lockstep that of the observation, for the world waits for its answer."""
-        return stamp_ns if self.options.lockstep else self._clock()
-
-    def _on_fault(self, reason: str, stamp_ns: int | None, ends: Ends = Ends.OBSERVATION) -> None:
-        self._faults += 1
-        self._last_error = reason
-        if not self._active:
-            self._refresh()
-            return
-        if self._halt is None or self._halt.ends is not Ends.VERB:
-            fresh = self._halt is None
-            self._executor.suspend()
-            if fresh and not self.options.lockstep:
-                self._pilot.hold(self.session, self._clock(), immediate=True)
-            self._begin_halt(reason, ends)
-        if self.options.lockstep and stamp_ns is not None:
-            self._pilot.hold(self.session, stamp_ns, immediate=False)
-        self._refresh()
-
-    def _begin_halt(self, reason: str, ends: Ends) -> None:
-        """Hold from now on, or for another reason than so far; a hold's begin is told."""
-        was, self._halt = self._halt, Halt(reason, self._clock(), ends)
-        if was is None or (ends is Ends.VERB and was.ends is not Ends.VERB):
-            self._tell("HOLD", Motion.HOLD, detail={"reason": reason, "ends": ends.value})
-
-    def _on_emergency(self) -> None:
-        """The emergency stop was pressed or released; see what holds now."""
-        reason = self.safety.emergency.reason
-        if not self._active:
-            return
-        if not reason:
-            if self._halt is not None:
-                self._halt = replace(self._halt, reason="emergency stop released: resume")
-            return
-        self._faults += 1
-        self._last_error = reason
-        if not self.session.needs_reset:
-            self.session.raise_epoch()
-        self._settle(Motion.HOLD, reason)
-        self._tell("HOLD", Motion.HOLD, detail={"reason": reason, "ends": Ends.VERB.value})
-
-    def _watch(self) -> None:
-        last = self._last_observation
-        if not self._active or self.options.lockstep or last is None:
-            return
-        now_ns = self._clock()
-        if self.safety.clock.stands_still(now_ns):
-            if self._halt is None:
-                self._on_fault(f"the clock stands still at {now_ns * 1e-9:.3f} s", None, Ends.CLOCK)
-            return
-        if self._halt is not None and self._halt.ends is Ends.CLOCK:
-            self._halt = replace(self._halt, ends=Ends.OBSERVATION)
-        age_ns = now_ns - last.stamp_ns
-        timeout_ns = round(self.options.observation_timeout * 1e9)
-        if 0 < timeout_ns < age_ns and self._halt is None:
-            self._on_fault(f"no complete observation for {age_ns * 1e-9:.2f} s", None)
 
     # -- helpers ---------------------------------------------------------------------------
 
     def _set_active(self, active: bool) -> None:
-        if self._active and not active:
-            self._executor.suspend()
-            self._halt = None
-            if not self.options.lockstep:
-                self._pilot.hold(self.session, self._clock(), immediate=True)
-        self._active = active
-        if active:
-            self._pilot.forget()  # somebody else may have moved the joints meanwhile
-            if self.safety.emergency.pressed:
-                self._begin_halt(self.safety.emergency.reason, Ends.VERB)
-        self._last_observation = None
-        self._not_before_ns = self._clock() if active else 0
+        self._settlement.set_active(active)
         with self._lock:
             self._mailbox = None
 
@@ -532,7 +394,7 @@ class PolicyEngine(SessionHost):
             self.safety.emergency.require_released()
 
     def _require_active(self) -> None:
-        if not self._active:
+        if not self._settlement.active:
             raise NotReady("the node is not active: activate it first")
 
     @staticmethod
@@ -555,52 +417,15 @@ class PolicyEngine(SessionHost):
 
         return StateItem("instruction", lambda: self._instruction, check, put)
 
-    def _on_session_event(self, event: Event) -> None:
-        kind = event.kind.name
-        if kind in ("RESTORE", "ROLLBACK", "RESET"):
-            self._untold = event
-        elif kind != "EPOCH":  # that one is told by the verb that raised it
-            read = self._read if kind == "COMMIT" else None
-            detail = self._conditioning if read is not None else None
-            self._tell(kind, Motion.UNCHANGED, source=event, read=read, detail=detail)
-
-    def _tell(
-        self,
-        kind: str,
-        motion: Motion,
-        source: Event | None = None,
-        read: Observation | None = None,
-        request_id: str = "",
-        detail: Mapping[str, Any] | None = None,
-    ) -> None:
-        live = self.session.live
-        self._events += 1
-        event = EngineEvent(
-            kind=kind,
-            index=self._events,
-            boundary=live.number,
-            parent=live.parent,
-            step=live.step,
-            epoch=self.session.epoch,
-            instruction=self._instruction,
-            motion=motion,
-            inputs_digest=live.inputs_digest,
-            stamps=read.stamps if read is not None else {},
-            digests=read.digests if read is not None else {},
-            source=source,
-            request_id=request_id,
-            detail=detail or {},
-        )
-        self._listener.on_event(event)
-
     def _picture(self) -> EngineStatus:
+        settlement, halt = self._settlement, self._settlement.halt
         if self.session.needs_reset:
             state, reason = EngineState.NEEDS_RESET, self.session.fault
-        elif not self._active:
+        elif not settlement.active:
             state, reason = EngineState.INACTIVE, ""
-        elif self._halt is not None:
-            state, reason = EngineState.HOLDING, self.safety.emergency.reason or self._halt.reason
-        elif self._last_observation is None:
+        elif halt is not None:
+            state, reason = EngineState.HOLDING, self.safety.emergency.reason or halt.reason
+        elif settlement.seen is None:
             state, reason = EngineState.WAITING, "no complete observation yet"
         else:
             state, reason = EngineState.RUNNING, ""
@@ -613,9 +438,10 @@ class PolicyEngine(SessionHost):
             epoch=self.session.epoch,
             sequence=self._pilot.sequence,
             instruction=self._instruction,
-            last_error=self._last_error,
+            last_error=settlement.last_error,
             ticks=self._ticks,
-            faults=self._faults,
+            faults=settlement.faults,
+            execution=str(self.options.execution.mode),
             run=self.run,
             emergency_stop=self.safety.emergency.pressed,
             deadline_misses=self.safety.deadline.misses,

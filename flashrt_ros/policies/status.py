@@ -76,6 +76,7 @@ class EngineStatus:
     last_error: str
     ticks: int
     faults: int
+    execution: str = ""
     run: str = ""
     emergency_stop: bool = False
     deadline_misses: int = 0
