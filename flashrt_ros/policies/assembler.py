@@ -247,17 +247,17 @@ class ObservationAssembler:
                 "does not stamp needs stamp: receipt in the contract"
             )
         tolerance_s = self.contract.time.future_tolerance
-        ahead_s = (stamp_ns - now_ns) * 1e-9
-        if ahead_s > tolerance_s:
+        ahead_ns = stamp_ns - now_ns
+        if ahead_ns > _ns(tolerance_s):
             raise ValueError(
-                f"stamp of '{source.name}' is {ahead_s:.3f} s in the future ({stamp_ns * 1e-9:.3f} "
-                f"against {now_ns * 1e-9:.3f}), expected at most {tolerance_s} s: are the clocks "
-                "in step, and use_sim_time the same everywhere?"
+                f"stamp of '{source.name}' is {ahead_ns * 1e-9:.3f} s in the future "
+                f"({stamp_ns * 1e-9:.3f} against {now_ns * 1e-9:.3f}), expected at most "
+                f"{tolerance_s} s: are the clocks in step, and use_sim_time the same everywhere?"
             )
 
     def _look_back(self, name: str, stamp_ns: int, newest_ns: int) -> None:
         """One message that is far behind is late; a second that goes on from it is a new time."""
-        if newest_ns - stamp_ns <= round(self.contract.time.jump_back * 1e9):
+        if newest_ns - stamp_ns <= _ns(self.contract.time.jump_back):
             return
         before_ns = self._back.get(name)
         self._back[name] = stamp_ns
@@ -294,16 +294,16 @@ class ObservationAssembler:
             return distance_ns == 0
         asked = (self._inputs[name].timing.max_skew, self.contract.time.max_skew, self.max_skew_s)
         skew_s = next(value for value in asked if value is not None)
-        return distance_ns <= round(skew_s * 1e9) and not self._unusable(name, now_ns)
+        return distance_ns <= _ns(skew_s) and not self._unusable(name, now_ns)
 
     def _unusable(self, name: str, now_ns: int) -> str:
         """Why this input can't be used now, whatever the others are; empty: it can."""
         if self._lockstep:
             return ""
         timing = self._inputs[name].timing
-        age_s = (now_ns - self._newest[name][0]) * 1e-9
-        if timing.max_age is not None and age_s > timing.max_age:
-            return f"{name} is {age_s:.3f} s old, at most {timing.max_age} s is allowed"
+        age_ns = now_ns - self._newest[name][0]
+        if timing.max_age is not None and age_ns > _ns(timing.max_age):
+            return f"{name} is {age_ns * 1e-9:.3f} s old, at most {timing.max_age} s is allowed"
         meter = self._meters.get(name)
         if meter is not None and timing.below_rate is BelowRate.HOLD and meter.is_below(now_ns):
             return self._slowness(name, meter.rate(now_ns) or 0.0)
@@ -323,6 +323,11 @@ class ObservationAssembler:
             dropped=self.drops[name],
             left_out=self.left_out[name],
         )
+
+
+def _ns(seconds: float) -> int:
+    """Limits are compared as whole ns: as floats, 0.3 s of age can exceed 0.3 s allowed."""
+    return round(seconds * 1e9)
 
 
 def _is_unstamped(source: SensorInput) -> bool:
