@@ -5,15 +5,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
-from test_policies_engine import Bench, wait_for
+import torch
+from test_policies_engine import Bench, Recording, wait_for
+from tiny_pi0 import write_checkpoint
 from toy_policy import INSTRUCTIONS, ToyPolicy
 
-from flashrt_ros.policies import Motion, Observation
+from flashrt_ros.models import load_policy
+from flashrt_ros.policies import EngineOptions, Motion, Observation, PolicyEngine
 from flashrt_ros.policies.evaluation import Branch, Evaluation, EvaluationReport, Evaluator
-from flashrt_ros.runtime import Code
+from flashrt_ros.runtime import Arena, Code, Session
 from flashrt_ros.runtime.errors import (
     Cancelled,
     InvalidArgument,
@@ -291,3 +295,65 @@ def test_policy_without_a_twin_is_not_evaluated() -> None:
             Evaluator(made.engine)
     finally:
         made.engine.close()
+
+
+@pytest.mark.parametrize("kind", ["streaming_vla", "pi0"])
+def test_twin_of_a_real_policy_shares_its_weights_and_disturbs_no_tick(
+    kind: str, tmp_path: Path
+) -> None:
+    torch.set_num_threads(1)
+    model = load_policy("cued_reach" if kind == "streaming_vla" else write_checkpoint(tmp_path))
+    texts = ("wait", "reach") if kind == "streaming_vla" else ("pick the red cube up", "pick")
+    arena = Arena(model.buffer_specs())
+    model.bind(arena, seed=3)
+    session = Session(arena, fingerprint=model.fingerprint, seed=3)
+    now_ns = 0
+    options = EngineOptions(instruction=texts[0], lockstep=True)
+    out = Recording()
+    engine = PolicyEngine(model, session, out, clock=lambda: now_ns, options=options)
+    evaluator = Evaluator(engine)
+    engine.start()
+    engine.activate()
+    noise = np.random.default_rng(0)
+    seen = [
+        Observation(
+            (index + 1) * 100_000_000,
+            {name: noise.integers(0, 256, shape, np.uint8) for name, shape in cameras.items()},
+            noise.uniform(-0.1, 0.1, len(model.spec.joint_names)),
+            {},
+        )
+        for cameras in [model.spec.cameras]
+        for index in range(12)
+    ]
+
+    def run(observations: list[Observation]) -> tuple[list[bytes], str]:
+        nonlocal now_ns
+        chunks = []
+        for observation in observations:
+            now_ns = observation.stamp_ns
+            before = session.live.step
+            engine.offer(observation)
+            wait_for(lambda known=before: session.live.step > known, 60.0)
+            chunks.append(engine.call(lambda session: model.chunk().tobytes()))
+        return chunks, engine.call(lambda session: session.digest())
+
+    try:
+        run(seen[:4])
+        engine.call(lambda session: session.snapshot("here"))
+        expected = run(seen[4:])
+        engine.call(lambda session: engine.restore("here", Motion.REPLAN))
+        engine.deactivate()
+        engine.activate()  # the same stamps come again
+        branches = tuple(Branch(text, text, seed) for text in texts for seed in (3, 4))
+        answer = evaluator.submit(
+            Evaluation("x", (Branch(), *branches), "here", 8, tuple(seen[4:]), keep=True)
+        )
+        assert run(seen[4:]) == expected
+        report = answer.result(PATIENCE)
+        assert report.code is Code.OK
+        assert [chunk.positions.tobytes() for chunk in report.branches[0].chunks] == expected[0]
+        assert report.branches[0].state_digest == expected[1]
+        assert len({branch.state_digest for branch in report.branches}) == 4
+    finally:
+        evaluator.close()
+        engine.close()
