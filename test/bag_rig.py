@@ -57,6 +57,7 @@ class ToyRun:
     directory: Path | None = None
     state_digest_every: int = 0
     model: Any = field(default_factory=ToyPolicy)
+    name: str = "toy"
     lines: list[Line] = field(default_factory=list)
     instruction: str = "wait"
     start_ns: int = 1_000_000_000
@@ -81,7 +82,7 @@ class ToyRun:
         names = list(self.model.spec.cameras)
         sources = {name: (self._topic(IMAGE), "sensor_msgs/msg/Image") for name in names}
         sources["joint_states"] = (self._topic(STATE), "sensor_msgs/msg/JointState")
-        self._record("run_info", to_run_info(self.engine, "toy", sources))
+        self._record("run_info", to_run_info(self.engine, self.name, sources))
         self.engine.start()
         self.engine.activate()
 
@@ -208,14 +209,18 @@ def write_bag(
     return path
 
 
-def changed(lines: list[Line], topic: str, number: int, change: Callable[[Any], None]) -> list[Line]:
+def changed(
+    lines: list[Line], topic: str, number: int, change: Callable[[Any], None]
+) -> list[Line]:
     """A copy of the lines, with one message of a topic changed."""
     found = [index for index, line in enumerate(lines) if line.topic.endswith(topic)][number]
-    copy = deserialize_message(
-        serialize_message(lines[found].message), type(lines[found].message)
-    )
+    copy = deserialize_message(serialize_message(lines[found].message), type(lines[found].message))
     change(copy)
-    return [*lines[:found], Line(lines[found].topic, copy, lines[found].log_ns), *lines[found + 1 :]]
+    return [
+        *lines[:found],
+        Line(lines[found].topic, copy, lines[found].log_ns),
+        *lines[found + 1 :],
+    ]
 
 
 def events(lines: list[Line], kind: int) -> list[int]:

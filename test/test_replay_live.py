@@ -131,7 +131,7 @@ def test_it_is_replayed_through_a_node_bit_for_bit(run: Run) -> None:
 
 def test_a_live_replay_needs_the_first_boundary(run: Run) -> None:
     late = replace(run, events=run.events[20:])
-    with pytest.raises(CannotReplay, match="begins in mid-session|begins later"):
+    with pytest.raises(CannotReplay, match=r"begins in mid-session|begins later"):
         replay_live(late)
 
 

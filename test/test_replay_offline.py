@@ -4,19 +4,27 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from bag_rig import Line, ToyRun, changed, errand, events, write_bag
 from toy_policy import ToyPolicy
 
+from flashrt_ros.models import load_policy
 from flashrt_ros.msg import Boundary
 from flashrt_ros.policies import Motion
 from flashrt_ros.replay import CannotReplay, Difference, drift, open_run, replay, what_if
 from flashrt_ros.replay.command import main
+
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +143,52 @@ def test_other_weights_are_named(bag: Path) -> None:
     assert report.difference is not None
     assert (report.difference.kind, report.difference.name) == ("fingerprint", "weights")
     assert report.ticks == 0
+
+
+@pytest.fixture(scope="module")
+def shipped_bag(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A few ticks of the shipped policy, in one thread as replays here."""
+    torch.set_num_threads(1)
+    run = ToyRun(model=load_policy("cued_reach"), name="cued_reach", state_digest_every=1)
+    run.tick(3)
+    run.close()
+    return run.write(tmp_path_factory.mktemp("shipped") / "bag")
+
+
+@pytest.mark.parametrize("is_noticed", [True, False])
+def test_one_bit_of_one_weight_is_found_and_named(
+    shipped_bag: Path, tmp_path: Path, is_noticed: bool
+) -> None:
+    run = open_run(shipped_bag)
+    original = Path(run.info.model_path)
+    copy = tmp_path / original.name
+    shutil.copytree(original, copy)
+    assert replay(run, copy).identical
+    weights = copy / "model.safetensors"
+    before = weights.stat()
+    content = bytearray(weights.read_bytes())
+    content[-1000] ^= 1
+    weights.write_bytes(content)
+    if not is_noticed:  # a bit that turns on a disk changes no time
+        os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    found = replay(run, copy).difference
+    assert found is not None
+    assert (found.kind, found.name) == ("fingerprint", "weights")
+
+
+def test_a_replay_needs_no_ros(bag: Path) -> None:
+    """The packages of ROS cannot be imported, nor this package's own messages."""
+    program = f"""
+import sys
+for name in ("rclpy", "sensor_msgs", "std_msgs", "builtin_interfaces", "flashrt_ros.msg"):
+    sys.modules[name] = None
+from flashrt_ros.replay import open_run, replay
+from toy_policy import ToyPolicy
+assert replay(open_run({str(bag)!r}), ToyPolicy()).identical
+"""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'test'}"}
+    environment.pop("AMENT_PREFIX_PATH", None)
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
 
 
 class Bent(ToyPolicy):

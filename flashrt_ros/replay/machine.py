@@ -13,6 +13,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 import torch
 
+import flashrt_ros
 from flashrt_ros.models import load_policy
 from flashrt_ros.models.policy import PolicyModel, PolicySpec, write_inputs
 from flashrt_ros.policies.observation import Observation
@@ -224,12 +225,27 @@ def differing_fields(machine: Machine, info: RunInfo) -> list[tuple[str, str, st
     ]
 
 
-def weights_on_disk(machine: Machine) -> str:
-    """Digest of the weight files, read again in full; empty where there is no folder."""
+def weights_changed(machine: Machine, info: RunInfo, largest: int | None = None) -> str:
+    """Digest of the weight files if, read in full, they are others than their kept digest says.
+
+    The fingerprint trusts a digest that is kept beside the weights while their size and time of
+    change stay; a bit that turned on a disk changes neither. Empty: they are as recorded, more
+    than `largest` bytes, or not here.
+    """
+    recorded = info.fingerprint.get("weights", "")
+    folder = machine.folder
+    if folder is None or not recorded or not folder.is_dir():
+        return ""
+    nbytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    if largest is not None and nbytes > largest:
+        return ""
     try:
-        return weights_digest(machine.folder, full=True) if machine.folder else ""
+        if weights_digest(folder) != recorded:
+            return ""  # the fingerprint says so, or it is of other files than these
+        now = weights_digest(folder, full=True)
     except OSError:
         return ""
+    return now if now != recorded else ""
 
 
 @contextmanager
@@ -245,13 +261,14 @@ def recorded_threads(info: RunInfo) -> Iterator[None]:
 
 
 def _folder(info: RunInfo, model: str | Path | PolicyModel | None) -> Path | None:
-    if isinstance(model, (str, Path)):
-        return Path(model)
-    if model is not None:
+    if model is not None and not isinstance(model, (str, Path)):
         return None
-    recorded = Path(info.model_path)
+    if model is None and info.model_path and Path(info.model_path).exists():
+        return Path(info.model_path)
     # On another machine the checkpoint lies elsewhere; a shipped one is found by its name.
-    return recorded if info.model_path and recorded.exists() else Path(info.model)
+    named = Path(model if model is not None else info.model)
+    shipped = Path(flashrt_ros.__file__).parent / "checkpoints" / named
+    return shipped if not named.exists() and len(named.parts) == 1 and shipped.is_dir() else named
 
 
 def _check_spec(model: PolicyModel, info: RunInfo) -> None:

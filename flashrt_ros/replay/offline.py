@@ -21,13 +21,16 @@ from flashrt_ros.replay.machine import (
     Machine,
     differing_fields,
     recorded_threads,
-    weights_on_disk,
+    weights_changed,
 )
 from flashrt_ros.replay.outcome import Difference, ReplayedBoundary, ReplayReport
 from flashrt_ros.replay.plan import MOVES, Plan, goal_of, make_plan, state_after
 from flashrt_ros.replay.run import CannotReplay, Run, RunChunk, RunEvent
 from flashrt_ros.replay.shelf import Shelf, StateKey, shelf_beside
 from flashrt_ros.runtime.lineage import chained_digest
+
+_READ_AT_ONCE = 1 << 30
+"""Weights up to so many bytes are read in full before a replay, larger ones after a difference."""
 
 
 def replay(
@@ -239,6 +242,17 @@ class _Replayer:
                     "with --model",
                 )  # fmt: skip
                 return
+        now = weights_changed(self._machine, self._run.info, _READ_AT_ONCE)
+        if now:
+            self._first = self._weights_differ(now)
+
+    def _weights_differ(self, now: str) -> Difference:
+        recorded = self._run.info.fingerprint.get("weights", "")
+        return Difference(
+            self._events[0].boundary, "fingerprint", "weights", recorded, now,
+            f"the weights in {self._machine.folder} are not those that were recorded, though the "
+            f"digest kept beside them says so: {now} instead of {recorded}",
+        )  # fmt: skip
 
     def _software_notes(self) -> tuple[str, ...]:
         fields = differing_fields(self._machine, self._run.info)
@@ -458,14 +472,13 @@ class _Replayer:
     def _differs(self, found: Difference) -> None:
         """Inputs were the same and what was computed is not."""
         if self._first is None and not self._is_lenient:
-            recorded = self._run.info.fingerprint.get("weights", "")
-            now = weights_on_disk(self._machine)
-            if now and recorded and now != recorded:
-                found = Difference(
-                    found.boundary, "fingerprint", "weights", recorded, now,
-                    f"{found.message}; the weights in {self._machine.folder} are not those that "
-                    "were recorded",
-                )  # fmt: skip
+            now = weights_changed(self._machine, self._run.info)
+            if now:
+                found = replace(
+                    self._weights_differ(now),
+                    boundary=found.boundary,
+                    message=f"{found.message}; {self._weights_differ(now).message}",
+                )
             for note in self._software_notes():
                 found = replace(found, message=f"{found.message}; {note}")
         if self._drifting:
