@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from flashrt_ros.models.policy import PolicyModel, TwinPolicy, write_inputs
+from flashrt_ros.policies.execution import nothing_under_way
 from flashrt_ros.policies.observation import Observation
 from flashrt_ros.runtime import Arena, Code, RuntimeFault, Session, StateItem, Tier
 from flashrt_ros.runtime.capsule import Capsule, new_id
@@ -42,6 +43,7 @@ TAG = "evaluation"
 _MOST_WAITING = 8
 _MOST_BRANCHES = 256
 _MOST_TICKS = 10_000
+_GIVE_WAY = 0.1  # s, longest wait for the live tick under way
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,8 @@ class EvaluationHost(Protocol):
 
     model: PolicyModel
     session: Session
+    idle: threading.Event
+    """Set while no live tick is under way."""
 
     @property
     def newest_observation(self) -> Observation | None:
@@ -209,8 +213,8 @@ class Twin:
         inference_s = time.perf_counter() - started
         if not np.isfinite(chunk).all():
             raise InternalFault("the policy gave a value that is not finite")
-        if "joints_seen" in self._values:
-            self._values["joints_seen"] = [float(x) for x in observation.positions]
+        if "execution" in self._values:  # nothing of a branch is executed
+            self._values["execution"] = nothing_under_way(observation.stamp_ns)
         inputs = observation.digest() + self.instruction.encode()
         self.session.commit(stamp_ns=observation.stamp_ns, inputs=inputs)
         return chunk, inference_s
@@ -434,6 +438,8 @@ class Evaluator:
         twin.begin(held if gone and held is not None else source, branch)
         chunks: list[EvaluatedChunk] = []
         for index in range(task.evaluation.ticks):
+            # A branch has time, a live tick has not; but a live replay that hangs ends no deadline.
+            self._host.idle.wait(_GIVE_WAY)
             if task.stop_code() is not Code.OK:
                 break
             several = len(task.observations) > 1

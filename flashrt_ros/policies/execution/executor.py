@@ -38,6 +38,11 @@ class Progress:
     measured: np.ndarray | None
 
 
+def nothing_under_way(at_ns: int) -> dict[str, Any]:
+    """The value of the state item where nothing is executed: of a state that no robot was in."""
+    return {"at_ns": at_ns, "trajectory": None, "measured": None, "chunks": [], "delays_ns": []}
+
+
 class ChunkExecutor:
     """Turns a policy's chunks into what the joints are told, by the mode of its options.
 
