@@ -94,7 +94,7 @@ def load_contract(path: str, spec: PolicySpec) -> Contract:
     if not path:
         return default_contract(spec)
     try:
-        text = Path(path).read_text("utf-8")
+        text = Path(path).expanduser().read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ContractError([Problem(path, 0, f"cannot be read: {error}")]) from error
     reading = read_contract(text, path)

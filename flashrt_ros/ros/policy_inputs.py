@@ -170,16 +170,26 @@ class PolicyInputs:
 
     def _watch(self) -> None:
         """Hold the arm when an input has become unusable with time; once, until it is usable."""
-        if self._engine.status.state is EngineState.INACTIVE:
-            return
+        state = self._engine.status.state
+        if state in (EngineState.INACTIVE, EngineState.WAITING):
+            return  # nothing moves, and before the first observation nothing may be sent
         obstacles = self.assembler.obstacles(int(self._node.get_clock().now().nanoseconds))
         # A verb may have ended the hold meanwhile: the obstacle is still there.
-        moving = self._engine.status.state is EngineState.RUNNING
+        moving = state is EngineState.RUNNING
         for name, reason in obstacles.items():
             if name not in self._told or moving:
                 self._node.get_logger().warning(reason, throttle_duration_sec=1.0)
                 self._engine.fault(reason)
         self._told = set(obstacles)
+
+    def explain_silence(self, now_ns: int) -> str:
+        """Which inputs keep an observation from being complete: the oldest one, by its age."""
+        missing = self.assembler.missing()
+        if missing:
+            return f"nothing yet from {', '.join(missing)}"
+        newest = self.assembler.newest_ns()
+        name = min(newest, key=lambda each: newest[each], default="")
+        return f"{name} is {(now_ns - newest[name]) * 1e-9:.2f} s old" if name else ""
 
     def _begin_anew(self, reason: str) -> None:
         """A sender's time went back though the node's clock did not: a bag played in a loop."""
