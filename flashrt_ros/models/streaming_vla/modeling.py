@@ -90,7 +90,7 @@ class StreamingVLA(nn.Module):
         """
         x = self.tokens(features, instruction, state)
         positions = torch.arange(x.shape[1], device=x.device)
-        embeddings = self.rotary(x, positions[None])
+        embeddings = self.rotary(x, positions.expand(3, 1, -1))
         ticks = positions // TOKENS_PER_TICK
         seen = (positions[:, None] >= positions) & (
             ticks[:, None] - ticks < self.config.window_ticks

@@ -68,8 +68,9 @@ class TickCache:
         self._slots = torch.arange(window, device=step.device)
         self._tokens = torch.arange(TOKENS_PER_TICK, device=step.device)
         like = torch.zeros((), device=step.device)
-        self._turns = rotary(like, -TOKENS_PER_TICK * self._slots[None])
-        self.here = rotary(like, self._tokens[None])
+        # Three axes, [3, 1, n]: before transformers 5.24 or so it does not widen them by itself.
+        self._turns = rotary(like, (-TOKENS_PER_TICK * self._slots).expand(3, 1, -1))
+        self.here = rotary(like, self._tokens.expand(3, 1, -1))
         self.layers = [
             _DeltaView((tensors[f"layer{i}.delta.conv"],), (tensors[f"layer{i}.delta.recurrent"],))
             if kind == "linear_attention"
