@@ -15,7 +15,7 @@ from tiny_pi0 import write_checkpoint
 from toy_policy import INSTRUCTIONS, ToyPolicy
 
 from flashrt_ros.models import load_policy
-from flashrt_ros.policies import EngineOptions, Motion, Observation, PolicyEngine
+from flashrt_ros.policies import EngineOptions, Motion, Observation, PolicyEngine, evaluation
 from flashrt_ros.policies.evaluation import Branch, Evaluation, EvaluationReport, Evaluator
 from flashrt_ros.runtime import Arena, Code, Session
 from flashrt_ros.runtime.errors import (
@@ -218,6 +218,26 @@ def test_cancel_ends_it_at_the_next_tick_border_with_what_was_done(bench: Evalua
     assert waiting.result(PATIENCE).code is Code.OK
     with pytest.raises(InvalidArgument, match="there are: none"):
         bench.evaluator.cancel("long")
+
+
+def test_branch_gives_way_to_a_live_tick_that_is_under_way(
+    bench: Evaluating, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluation, "_GIVE_WAY", PATIENCE)
+    bench.tick()
+    bench.twin.gate.clear()
+    bench.twin.started.clear()
+    answer = bench.evaluator.submit(Evaluation("x", (Branch(),), ticks=2))
+    assert bench.twin.started.wait(PATIENCE)
+    bench.policy.gate.clear()
+    bench.policy.started.clear()
+    bench.engine.offer(bench.observation())
+    assert bench.policy.started.wait(PATIENCE)
+    bench.twin.started.clear()
+    bench.twin.gate.set()
+    assert not bench.twin.started.wait(0.3)
+    bench.policy.gate.set()
+    assert answer.result(PATIENCE).code is Code.OK
 
 
 def test_deadline_leaves_out_what_is_not_done(bench: Evaluating) -> None:

@@ -91,6 +91,9 @@ class PolicyEngine(SessionHost):
         self._motion = Motion.REPLAN
         self._ticks = 0
         self._status: EngineStatus | None = None
+        self.idle = threading.Event()
+        """Set while no tick is under way: what need not run at once gives way to ticks by it."""
+        self.idle.set()
         self.run = ""
         """Id of the timed run under way, for the status; see `TimedRuns`."""
         self.explain_silence: Callable[[int], str] = lambda now_ns: ""
@@ -313,7 +316,11 @@ class PolicyEngine(SessionHost):
             if lockstep:
                 settlement.answer(observation.stamp_ns)
             return
-        self._tick(observation)
+        self.idle.clear()
+        try:
+            self._tick(observation)
+        finally:
+            self.idle.set()
 
     def _tick(self, observation: Observation) -> None:
         self.safety.deadline.begin()
