@@ -24,6 +24,7 @@ from toy_policy import JOINTS, ToyPolicy
 
 from flashrt_ros.msg import ActionChunk, Boundary, RunInfo
 from flashrt_ros.policies import EngineOptions, Motion, Observation, PolicyEngine
+from flashrt_ros.policies.execution import ExecutionOptions
 from flashrt_ros.replay.bag import Bag
 from flashrt_ros.replay.recorder import typestore_with
 from flashrt_ros.ros import conversions
@@ -61,6 +62,9 @@ class ToyRun:
     lines: list[Line] = field(default_factory=list)
     instruction: str = "wait"
     start_ns: int = 1_000_000_000
+    execution: ExecutionOptions = field(default_factory=ExecutionOptions)
+    sources: dict[str, tuple[str, str]] | None = None
+    contract: str = ""
 
     def __post_init__(self) -> None:
         arena = Arena(self.model.buffer_specs())
@@ -75,14 +79,18 @@ class ToyRun:
         )
         self.now_ns = self.start_ns
         self._images = np.random.default_rng(self.seed)
-        options = EngineOptions(instruction=self.instruction, lockstep=True)
+        options = EngineOptions(
+            instruction=self.instruction, lockstep=True, execution=self.execution
+        )
         self.engine = PolicyEngine(
             self.model, self.session, self, clock=lambda: self.now_ns, options=options
         )
-        names = list(self.model.spec.cameras)
-        sources = {name: (self._topic(IMAGE), "sensor_msgs/msg/Image") for name in names}
-        sources["joint_states"] = (self._topic(STATE), "sensor_msgs/msg/JointState")
-        self._record("run_info", to_run_info(self.engine, self.name, sources))
+        sources = self.sources or {
+            **{name: (self._topic(IMAGE), "sensor_msgs/msg/Image") for name in self._cameras},
+            "joint_states": (self._topic(STATE), "sensor_msgs/msg/JointState"),
+        }
+        info = to_run_info(self.engine, self.name, sources, contract=self.contract)
+        self._record("run_info", info)
         self.engine.start()
         self.engine.activate()
 
@@ -109,11 +117,22 @@ class ToyRun:
         """Show the policy so many observations, and wait for each."""
         for _ in range(count):
             self.now_ns += STEP_NS
-            before = self.engine.status.ticks
-            self.engine.offer(self._observe())
+            self.show(self._observe())
+
+    def show(self, observation: Observation) -> None:
+        """Give the policy an observation, whose messages the test has recorded, and wait."""
+        before = self.engine.status.ticks
+        self.engine.offer(observation)
+        while self.engine.status.ticks == before:
             self.engine.call(lambda session: None)
-            while self.engine.status.ticks == before:
-                self.engine.call(lambda session: None)
+
+    def record(self, topic: str, message: Any) -> None:
+        """Record a message as one that came over the wire."""
+        self._add(topic, message)
+
+    @property
+    def _cameras(self) -> list[str]:
+        return list(self.model.spec.cameras)
 
     def verb(self, name: str, *arguments: Any, **options: Any) -> Any:
         """A verb of the engine, or `snapshot` and `fork` of the session."""

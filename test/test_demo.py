@@ -72,3 +72,14 @@ def test_bag_has_as_many_images_as_chunks_and_holds(out: Path, summary: dict[str
 
 def test_picture_is_a_picture(out: Path) -> None:
     assert (out / "demo.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_its_bag_is_replayed_bit_for_bit_in_a_fresh_process(out: Path) -> None:
+    outcome = out / "replay.json"
+    command = [sys.executable, "-m", "flashrt_ros.cli", "replay", str(out / "bag"), "--json"]
+    done = subprocess.run([*command, str(outcome)], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(outcome.read_text())
+    assert report["identical"]
+    assert report["compared"]["actions"] == report["ticks"] > 300
+    assert report["compared"]["states"] > 30

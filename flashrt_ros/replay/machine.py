@@ -29,6 +29,8 @@ STATE_FIELDS = ("model", "weights", "config", "dtype", "table")
 
 
 class _Conditioned(Protocol):
+    guided: bool
+
     def write_conditioning(self, **values: int) -> None: ...
 
 
@@ -62,6 +64,9 @@ class Machine:
         self.folder = _folder(info, model)
         self.model = self._loaded(model)
         _check_spec(self.model, info)
+        if any("conditioning" in event.detail for event in run.events):
+            # A policy that was led by the chunk under way has buffers for that.
+            cast(_Conditioned, self.model).guided = True
         arena = Arena(self.model.buffer_specs(), device=self.device)
         self.model.bind(arena, seed=info.seed, backend=self.backend)
         arena.seal()
@@ -204,15 +209,25 @@ class Machine:
 
 
 def spec_of(run: Run) -> PolicySpec:
-    """What the run says of its policy's inputs and outputs, without loading it."""
+    """The inputs and outputs of the run's policy.
+
+    A run doesn't say how long its vectors are; only then is the policy loaded for it.
+    """
     info = run.info
-    return PolicySpec(
-        cameras={name: (height, width, 3) for name, (height, width) in info.cameras.items()},
-        joint_names=info.joint_names,
-        chunk_length=info.chunk_length,
-        chunk_dt=info.chunk_dt,
-        tick_period=info.tick_period,
-    )
+    plain = {*info.cameras, "instruction"}
+    kinds = {kind for name, kind in info.input_types.items() if name not in plain}
+    if kinds <= {"sensor_msgs/msg/JointState"} and "vectors:" not in info.contract:
+        return PolicySpec(
+            cameras={name: (height, width, 3) for name, (height, width) in info.cameras.items()},
+            joint_names=info.joint_names,
+            chunk_length=info.chunk_length,
+            chunk_dt=info.chunk_dt,
+            tick_period=info.tick_period,
+        )
+    try:
+        return load_policy(_folder(info, None) or "").spec
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise CannotReplay(f"the policy cannot be loaded: {error}") from error
 
 
 def differing_fields(machine: Machine, info: RunInfo) -> list[tuple[str, str, str]]:
