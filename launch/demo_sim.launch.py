@@ -11,23 +11,19 @@ mode:=lockstep makes the run reproducible bit for bit; it then starts paused:
 
 from __future__ import annotations
 
-from ament_index_python.packages import get_package_share_directory
 from launch import LaunchDescription
 from launch.actions import DeclareLaunchArgument, IncludeLaunchDescription
 from launch.launch_description_sources import PythonLaunchDescriptionSource
-from launch.substitutions import (
-    EqualsSubstitution,
-    IfElseSubstitution,
-    LaunchConfiguration,
-    PathJoinSubstitution,
-)
+from launch.substitutions import EqualsSubstitution, IfElseSubstitution, LaunchConfiguration
 from launch_ros.actions import Node
 from launch_ros.parameter_descriptions import ParameterValue
 
+from flashrt_ros.ros.launching import PACKAGE, process_arguments, shared
+
 
 def generate_launch_description() -> LaunchDescription:
-    share = get_package_share_directory("flashrt_ros")
     mode = LaunchConfiguration("mode")
+    passed_on = ("params_file", "model", "namespace", "autostart", "log_level", "enclave")
     return LaunchDescription(
         [
             DeclareLaunchArgument(
@@ -39,12 +35,12 @@ def generate_launch_description() -> LaunchDescription:
             DeclareLaunchArgument("seed", default_value="0", description="Seed of the episode."),
             DeclareLaunchArgument(
                 "sim_params_file",
-                default_value=PathJoinSubstitution([share, "config", "sim_arm_node.yaml"]),
+                default_value=shared("config", "sim_arm_node.yaml"),
                 description="Parameters of sim_arm_node.",
             ),
             DeclareLaunchArgument(
                 "params_file",
-                default_value=PathJoinSubstitution([share, "config", "policy_node.yaml"]),
+                default_value=shared("config", "policy_node.yaml"),
                 description="Parameters of policy_node.",
             ),
             DeclareLaunchArgument(
@@ -55,8 +51,9 @@ def generate_launch_description() -> LaunchDescription:
             DeclareLaunchArgument(
                 "namespace", default_value="", description="Namespace of both nodes."
             ),
+            *process_arguments(),
             Node(
-                package="flashrt_ros",
+                package=PACKAGE,
                 executable="sim_arm_node",
                 name="sim_arm_node",
                 namespace=LaunchConfiguration("namespace"),
@@ -71,13 +68,9 @@ def generate_launch_description() -> LaunchDescription:
                 emulate_tty=True,
             ),
             IncludeLaunchDescription(
-                PythonLaunchDescriptionSource(
-                    PathJoinSubstitution([share, "launch", "policy.launch.py"])
-                ),
+                PythonLaunchDescriptionSource(shared("launch", "policy.launch.py")),
                 launch_arguments={
-                    "params_file": LaunchConfiguration("params_file"),
-                    "model": LaunchConfiguration("model"),
-                    "namespace": LaunchConfiguration("namespace"),
+                    **{name: LaunchConfiguration(name) for name in passed_on},
                     "use_sim_time": "true",
                     "lockstep": IfElseSubstitution(
                         EqualsSubstitution(mode, "lockstep"), "true", "false"

@@ -13,15 +13,16 @@ process: two policies that must not slow each other down belong into two process
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
 from typing import Any
 
+from rclpy.clock import Clock, ClockType
+from rclpy.lifecycle import TransitionCallbackReturn
 from rclpy.node import Node
 
 from flashrt_ros.ros.parameters import Parameter, read
 from flashrt_ros.ros.policy_node import PolicyNode
-from flashrt_ros.ros.process import run_nodes
+from flashrt_ros.ros.process import leave, run_nodes
 
 PARAMETERS = (
     Parameter(
@@ -30,6 +31,7 @@ PARAMETERS = (
         "Names of the policy nodes to host, relative to the container's namespace or absolute.",
         read_only=True,
     ),
+    Parameter("autostart", False, "Configure and activate them at the start.", read_only=True),
 )
 _NAME = re.compile(r"/?([A-Za-z_]\w*/)*[A-Za-z_]\w*")
 
@@ -71,17 +73,30 @@ def hosted(namespace: str, name: str) -> PolicyNode:
     return PolicyNode(name, namespace=namespace, cli_args=own)
 
 
+def bring_up_soon(node: PolicyNode) -> None:
+    """Configure and activate, once, on the thread that spins the node."""
+
+    def bring_up() -> None:
+        timer.cancel()
+        if node.trigger_configure() == TransitionCallbackReturn.SUCCESS:
+            node.trigger_activate()
+
+    timer = node.create_timer(0.0, bring_up, clock=Clock(clock_type=ClockType.STEADY_TIME))
+
+
 def main(args: list[str] | None = None) -> int:
     """Entry point of the executable `policy_container`."""
 
     def make() -> list[Node]:
         container = PolicyContainer()
-        nodes: list[Node] = [container]
-        nodes += [hosted(namespace, name) for namespace, name in container.names()]
-        return nodes
+        policies = [hosted(namespace, name) for namespace, name in container.names()]
+        if read(container, "autostart"):
+            for policy in policies:
+                bring_up_soon(policy)
+        return [container, *policies]
 
     return run_nodes(make, args)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

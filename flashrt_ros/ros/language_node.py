@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import gc
 import secrets
-import sys
 import threading
 import traceback
 from collections.abc import Mapping
@@ -33,7 +32,7 @@ from flashrt_ros.ros.evaluation_services import EvaluationServices
 from flashrt_ros.ros.language_status import LanguageReporter
 from flashrt_ros.ros.managed_node import ManagedNode
 from flashrt_ros.ros.parameters import Parameter, read
-from flashrt_ros.ros.process import run_node
+from flashrt_ros.ros.process import leave, run_node
 from flashrt_ros.ros.verbs import VerbRunner, answer
 from flashrt_ros.runtime import Code, Session, Store
 from flashrt_ros.runtime.errors import Busy, InvalidArgument, RuntimeFault, UnknownCapsule
@@ -324,4 +323,4 @@ def main(args: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -8,7 +8,6 @@ ticking; deactivate holds the arm; cleanup frees everything; errors go through t
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,7 +30,7 @@ from flashrt_ros.ros.policy_parameters import PARAMETERS
 from flashrt_ros.ros.policy_parts import Parts
 from flashrt_ros.ros.policy_safety import make_safety
 from flashrt_ros.ros.policy_status import PolicyReporter
-from flashrt_ros.ros.process import run_node
+from flashrt_ros.ros.process import leave, run_node
 from flashrt_ros.ros.run_info import RunInfoPublisher
 from flashrt_ros.runtime import Arena, AutoSnapshots, Session, Store
 
@@ -182,6 +181,7 @@ class PolicyNode(ManagedNode):
         parts.inputs = PolicyInputs(
             self, parts.engine, parts.contract, lockstep=lockstep, max_skew=read(self, "max_skew")
         )
+        parts.engine.explain_silence = parts.inputs.explain_silence
         self._surface.attach(
             parts.engine,
             self._now_ns,
@@ -253,4 +253,4 @@ def main(args: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
