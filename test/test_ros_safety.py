@@ -86,7 +86,7 @@ def test_late_ticks_hold_and_one_in_time_recovers() -> None:
         made.move()  # the first tick is cold and never late
         assert made.engine.status.deadline_misses == 0
         made.show_until(lambda: made.engine.status.deadline_misses >= 2, "two late ticks")
-        status = made.held("deadline missed 2 times in a row")
+        status = made.held("deadline missed: a tick took")
         assert status.deadline_misses >= 2
         made.event(HOLD, "deadline missed")
         sent = len(made.moves())
@@ -97,6 +97,23 @@ def test_late_ticks_hold_and_one_in_time_recovers() -> None:
         made.move()
         made.event(RECOVER, "deadline missed")
         made.running()
+
+
+def test_tick_that_does_not_end_holds_before_it_ends_and_its_chunk_is_not_executed() -> None:
+    with bench("tick_deadline:=0.3", "deadline_misses:=2") as made:
+        made.move()
+        made.policy.gate.clear()
+        made.policy.started.clear()
+        made.show_until(made.policy.started.is_set, "a tick begins")
+        sent, moved = len(made.commands.all()), len(made.moves())
+        held = made.commands.wait_count(sent + 1, "a hold")[-1]
+        assert len(held.points) == 1
+        assert not made.policy.gate.is_set()  # the tick is still under way
+        made.policy.gate.set()
+        made.event(HOLD, "deadline missed")
+        assert len(made.moves()) == moved
+        made.move()
+        made.event(RECOVER, "deadline missed")
 
 
 def set_parameter(made: SafetyBench, parameter: Parameter) -> None:
@@ -260,7 +277,10 @@ def test_input_that_falls_silent_holds_and_its_return_recovers(missing: str) -> 
         while made.engine.status.reason == "" and time.monotonic() < deadline:
             show()
             time.sleep(0.03)
-        made.held("no complete observation for")
+        name = "camera" if missing == "camera" else "joint_states"
+        reason = made.held("no complete observation for").reason
+        assert f"{name} is " in reason
+        assert "s old" in reason
         made.event(HOLD, "no complete observation for")
         staying = made.commands.wait(lambda sent: len(sent[-1].points) == 1, "a hold")[-1]
         assert np.all(points(staying) > 0.0)  # where it was, and not zero

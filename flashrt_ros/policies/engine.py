@@ -344,13 +344,13 @@ class PolicyEngine(SessionHost):
         self.session.commit(stamp_ns=observation.stamp_ns, inputs=inputs)
         settlement.pending = None
         self._ticks += 1
-        if planned is None:
+        if missed:
+            self._executor.drop()
+            settlement.fault(missed, observation.stamp_ns, Ends.TICK)
+        elif planned is None:
             late_s = (now_ns - chunk.start_ns) * 1e-9
             reason = f"the chunk was over when it was there, {late_s:.2f} s after its observation"
             settlement.fault(reason, observation.stamp_ns)
-        elif missed:
-            self._executor.drop()
-            settlement.fault(missed, observation.stamp_ns, Ends.TICK)
         else:
             command = settlement.move(planned, now_ns)
             if command is not None:

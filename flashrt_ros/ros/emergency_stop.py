@@ -25,6 +25,7 @@ UNHEARD = "emergency stop: nobody has said yet that it is released"
 GONE = "emergency stop: whoever published it is gone"
 DEAF = "emergency stop: a publisher of it is best effort and cannot be relied on"
 
+_WATCH_PERIOD = 0.05  # s
 _VOLATILE = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE)
 
 
@@ -32,7 +33,8 @@ class EmergencyStopInput:
     """Presses and releases the engine's emergency stop; true presses, false releases.
 
     It has a node, an executor and a thread of its own: a press waits for no image that is decoded,
-    no verb and no transition of the policy's node, and for no tick.
+    no verb and no transition of the policy's node, and for no tick. As the one thread that waits
+    for nothing it also looks whether a tick under way ends.
 
     There are two subscriptions. The latched one gets what was said before this node came; only
     the other one hears a publisher that is not latched, as `ros2 topic pub` is by default. Most
@@ -76,9 +78,8 @@ class EmergencyStopInput:
         self._node.create_subscription(
             Bool, topic, self._on_message, _VOLATILE, event_callbacks=events
         )
-        if timeout > 0.0:
-            steady = Clock(clock_type=ClockType.STEADY_TIME)
-            self._node.create_timer(timeout / 4, self._watch, clock=steady)
+        steady = Clock(clock_type=ClockType.STEADY_TIME)
+        self._node.create_timer(_WATCH_PERIOD, self._watch, clock=steady)
         self._executor = SingleThreadedExecutor(context=node.context)
         self._executor.add_node(self._node)
         self._thread = threading.Thread(target=self._spin, name="emergency-stop", daemon=True)
@@ -113,7 +114,8 @@ class EmergencyStopInput:
             self._press(GONE)
 
     def _watch(self) -> None:
-        if time.monotonic() - self._heard > self._timeout:
+        self._engine.watch_tick()
+        if 0.0 < self._timeout < time.monotonic() - self._heard:
             self._press(f"emergency stop: nothing said about it for {self._timeout:g} s")
 
     def _on_incompatible(self, info: QoSRequestedIncompatibleQoSInfo) -> None:
