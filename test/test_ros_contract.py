@@ -17,7 +17,7 @@ pytest.importorskip("rclpy", reason="ROS 2 is not installed")
 
 from geometry_msgs.msg import Vector3, Wrench, WrenchStamped
 from PIL import Image as Picture
-from rclpy.qos import QoSProfile
+from rclpy.qos import QoSProfile, ReliabilityPolicy
 from rclpy.serialization import serialize_message
 from ros_rig import PATIENCE, RELIABLE, wait_for_readers
 from rosbags.typesys import Stores, get_typestore
@@ -275,6 +275,32 @@ def test_an_operator_is_told_what_is_missing_and_what_is_old(robot: Robot) -> No
     assert robot.inputs.problem(later_ns) == "nothing yet from camera, joint_states, wrench"
     report = next(r for r in robot.inputs.assembler.reports(later_ns) if r.name == "touch")
     assert (report.required, report.age_s) == (False, None)
+
+
+def test_another_contract_of_the_same_topic_gets_its_own_qos(nodes: tuple[Any, Any]) -> None:
+    """Parameters that override QoS outlive a configuration: the next one must not get them."""
+
+    def reliability(text: str) -> Any:
+        one = Robot(*nodes, text)
+        try:
+            one.tick()
+            eyes = [each for each in nodes[0].subscriptions if each.topic_name == "/contract/eye"]
+            return eyes[-1].qos_profile.reliability
+        finally:
+            one.close()
+
+    explicit = "      qos: {reliability: reliable, depth: 10}\n"
+    assert explicit in CONTRACT
+    found = [
+        reliability(text)
+        for text in (
+            CONTRACT.replace(explicit, ""),
+            CONTRACT,
+            CONTRACT.replace(explicit, explicit.replace("reliable", "best_effort")),
+        )
+    ]
+    expected = [ReliabilityPolicy.BEST_EFFORT, ReliabilityPolicy.RELIABLE]
+    assert found == [*expected, ReliabilityPolicy.BEST_EFFORT]
 
 
 def test_joints_are_mapped_by_name(robot: Robot) -> None:

@@ -124,8 +124,11 @@ class PolicyInputs:
             callback,
             default if source.qos is None else qos.of_contract(source.qos),
             callback_group=group,
-            # An instruction's QoS is no parameter: whoever misses one does something else.
-            qos_overriding_options=None if source.name == INSTRUCTION else _OVERRIDABLE,
+            # rclpy keeps such parameters for the node's life. Where the contract or the mode says
+            # which QoS is meant, they would put an earlier configuration's in its place.
+            qos_overriding_options=_OVERRIDABLE
+            if default is qos.SENSOR and not source.qos
+            else None,
         )
         self._subscriptions.append(subscription)
         self.sources[source.name] = (subscription.topic_name, str(source.type))
