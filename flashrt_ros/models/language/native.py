@@ -114,9 +114,10 @@ def build() -> ctypes.CDLL:
         version = _output([compiler, "--version"])
         # what -march=native means here
         target = _output([compiler, "-march=native", "-Q", "--help=target"])
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise Unavailable(f"{compiler} does not run: {error}") from error
-    identity = "\n".join((SOURCE.read_text(), *_FLAGS, platform.machine(), version, target))
+        source = SOURCE.read_text()
+    except (OSError, subprocess.SubprocessError) as error:
+        raise Unavailable(f"{compiler} or {SOURCE.name}: {error}") from error
+    identity = "\n".join((source, *_FLAGS, platform.machine(), version, target))
     name = f"decode-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
     library = _cache() / name
     if not library.exists():
@@ -124,8 +125,9 @@ def build() -> ctypes.CDLL:
             made = Path(folder) / name
             try:
                 _output([compiler, *_FLAGS, str(SOURCE), "-o", str(made)])
-            except subprocess.CalledProcessError as error:
-                raise Unavailable(f"{compiler} failed: {error.stderr[:500]}") from error
+            except subprocess.SubprocessError as error:
+                said = str(getattr(error, "stderr", "") or error)[:500]
+                raise Unavailable(f"{compiler} failed: {said}") from error
             os.replace(made, library)  # whole or not at all, for others that look
     loaded = ctypes.CDLL(str(library))
     loaded.decode_scratch.argtypes = [POINTER(_Model), ctypes.c_int]
