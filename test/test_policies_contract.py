@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from flashrt_ros.models.policy import PolicySpec
 from flashrt_ros.policies.contract import (
@@ -225,6 +227,11 @@ arm.yaml:17: speed is no key here, expected one of inputs, outputs, time, versio
             "arm.yaml:7: joints 'other' names no joints",
         ),
         (
+            "{topic: joint_states}",
+            "{topic: eye}",
+            "reads sensor_msgs/msg/JointState from 'eye', whi",
+        ),
+        (
             "- {topic: joint_states}",
             "- {topic: x, names: {a: j, b: j}}",
             "is 'j', which another one is too",
@@ -253,6 +260,36 @@ def test_one_fault_is_named(old: str, new: str, said: str) -> None:
 def test_a_file_that_is_no_contract_is_refused_by_name(text: str, said: str) -> None:
     found = problems(text)
     assert any(problem.startswith(said) or said in problem for problem in found), found
+
+
+EDITS = ["", "x", "-1", "[", "}", ": ", "\n", "  ", "&a ", "*a", "!!"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_whatever_is_done_to_a_file_the_answer_is_a_contract_or_its_problems(
+    data: st.DataObject,
+) -> None:
+    text = EXAMPLE.read_text()
+    for _ in range(data.draw(st.integers(1, 3))):
+        start = data.draw(st.integers(0, len(text)))
+        stop = data.draw(st.integers(start, min(start + 30, len(text))))
+        new = data.draw(
+            st.sampled_from(["", "x", "-1", "[", "}", ": ", "\n", "  ", "&a ", "*a", "!!"])
+        )
+        text = text[:start] + new + text[stop:]
+    reading = read_contract(text, "arm.yaml")
+    try:
+        contract = resolve(reading.contract, SPEC, reading.problems)
+    except ContractError as error:
+        problems_found = [str(problem) for problem in error.problems]
+    else:
+        assert {each.name for each in contract.cameras} == {"top", "wrist"}
+        joints = [joint for each in contract.joints for joint in each.joints]
+        assert sorted(joints) == sorted(SPEC.joint_names)
+        return
+    assert problems_found
+    assert all(problem.startswith("arm.yaml") for problem in problems_found)
 
 
 def test_a_file_that_is_not_there_or_not_text_is_named(tmp_path: Path) -> None:

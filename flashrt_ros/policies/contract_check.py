@@ -107,6 +107,15 @@ class _Check:
                 )
             elif each.name == INSTRUCTION:
                 self._complain(each.line, f"no sensor may be called '{INSTRUCTION}'")
+        types: dict[str, MessageType] = {}
+        for each in self._contract.inputs:
+            first = types.setdefault(each.topic, each.type)
+            if each.type is not first:
+                self._complain(
+                    each.line,
+                    f"'{each.name}' reads {each.type} from '{each.topic}', which another input "
+                    f"reads as {first}: a topic has one type",
+                )
 
     def _check_present(
         self, section: str, kind: str, wanted: Iterable[str], given: Iterable[Input]
