@@ -156,6 +156,15 @@ def test_joint_brakes_in_time_for_its_position_limit() -> None:
     assert 0.99 < safe[-1, 0] <= 1.0  # and gets there
 
 
+def test_jump_yields_where_a_joint_is_too_fast_to_stop_within_it() -> None:
+    limits = limits_of(acceleration=1.0, jump=0.01)
+    start = CommandState(0, np.array([0.0]), np.array([1.0]))
+    times = np.arange(1, 15) * 0.1
+    safe = clamp(limits, np.zeros((14, 1)), times, start)
+    np.testing.assert_allclose(safe[:3, 0], [0.09, 0.17, 0.24])  # braking as hard as it may
+    assert find_breaches(limits, safe, times, start) == []
+
+
 def test_each_kind_is_found_with_the_value_and_the_limit() -> None:
     start = CommandState.at_rest(0, np.array([0.0]))
     times = np.array([0.1, 0.2])

@@ -116,6 +116,21 @@ def test_tick_that_does_not_end_holds_before_it_ends_and_its_chunk_is_not_execut
         made.event(RECOVER, "deadline missed")
 
 
+def test_chunk_that_is_over_when_it_is_there_holds_until_one_is_in_time() -> None:
+    with bench() as made:
+        made.move()
+        made.policy.gate.clear()
+        made.policy.started.clear()
+        made.show_until(made.policy.started.is_set, "a tick begins")
+        time.sleep(0.3)  # a chunk lasts 0.15 s
+        moved = len(made.moves())
+        made.policy.gate.set()
+        made.event(HOLD, "the chunk was over when it was there")
+        assert len(made.moves()) == moved
+        made.move()
+        made.event(RECOVER, "the chunk was over when it was there")
+
+
 def set_parameter(made: SafetyBench, parameter: Parameter) -> None:
     caller = ServiceCaller(made.other, timeout=60.0)
     request = SetParameters.Request(parameters=[parameter.to_parameter_msg()])

@@ -133,6 +133,7 @@ def test_every_verb_that_would_move_is_refused_and_those_that_would_not_are_serv
             lambda: client.restore("here"),
             lambda: client.restore("here", motion=Motion.CONTINUE),
             lambda: client.rollback(count=1),
+            client.start_run,
         ]
         before = client.list().result
         for verb in refused:

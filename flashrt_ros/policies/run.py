@@ -142,6 +142,7 @@ class TimedRuns:
                 engine.model.check_instruction(goal.instruction)
             except ValueError as error:
                 raise UnknownInstruction(str(error)) from error
+        engine.safety.emergency.require_released()
         if status.state is EngineState.HOLDING:
             engine.resume(Motion.REPLAN)
         self._end(Code.PREEMPTED, f"run '{goal.id}' took over")
