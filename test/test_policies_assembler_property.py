@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from flashrt_ros.models.policy import PolicySpec
 from flashrt_ros.policies import Observation, ObservationAssembler
-from flashrt_ros.policies.assembler import StampsWentBack
 from flashrt_ros.policies.contract import Contract, TimeRules
 from flashrt_ros.policies.contract_check import default_contract
+from flashrt_ros.policies.stamps import StampsWentBack
 
 MS = 1_000_000
 SPEC = PolicySpec(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Single inputs in, complete observations out; every rule about the time of inputs."""
+"""Single inputs in, complete observations out."""
 
 from __future__ import annotations
 
@@ -20,13 +20,10 @@ from flashrt_ros.policies.contract import (
 )
 from flashrt_ros.policies.observation import JOINTS, Observation
 from flashrt_ros.policies.rate import RateMeter
+from flashrt_ros.policies.stamps import StampGuard, whole_ns
 
 Arrived = tuple[int, np.ndarray]
 """Stamp, ns, and array of one message, as `ros.decoding.decode` gives them."""
-
-
-class StampsWentBack(Exception):
-    """An input's stamps began anew, in its past: every input is to be cleared, the epoch raised."""
 
 
 @dataclass(frozen=True)
@@ -118,23 +115,21 @@ class ObservationAssembler:
         self._lock = threading.Lock()
         self._newest: dict[str, Arrived] = {}
         self._fresh: set[str] = set()
-        self._back: dict[str, int] = {}
-        self.drops: Counter[str] = Counter()
-        """Messages out of order, duplicate, or before the clock began, by input."""
+        self._stamps = StampGuard(contract.time, lockstep=lockstep)
         self.left_out: Counter[str] = Counter()
         """Observations without an optional input, by input."""
 
     @property
     def dropped(self) -> int:
-        """Of all inputs together."""
-        return self.drops.total()
+        """Messages of all inputs that were late, came twice, or before the clock began."""
+        return self._stamps.drops.total()
 
     def clear(self) -> None:
         """Forget every input: the clock jumped back, or the node was deactivated."""
         with self._lock:
             self._newest.clear()
             self._fresh.clear()
-            self._back.clear()
+            self._stamps.clear()
             for meter in self._meters.values():
                 meter.clear()
 
@@ -156,16 +151,9 @@ class ObservationAssembler:
         source = self._inputs[name]
         self._check_array(source, array)
         with self._lock:
-            if not self._lockstep and now_ns == 0:  # use_sim_time, and nothing on /clock yet
-                self.drops[name] += 1
+            newest_ns = self._newest[name][0] if name in self._newest else None
+            if not self._stamps.admits(name, stamp_ns, newest_ns, now_ns):
                 return None
-            self._check_stamp(source, stamp_ns, now_ns)
-            newest = self._newest.get(name)
-            if newest is not None and self._is_old(stamp_ns, newest[0]):
-                self.drops[name] += 1
-                self._look_back(name, stamp_ns, newest[0])
-                return None
-            self._back.pop(name, None)
             self._newest[name] = (stamp_ns, array)
             self._fresh.add(name)
             if name in self._meters:
@@ -237,38 +225,6 @@ class ObservationAssembler:
         if not np.all(np.isfinite(array)):
             raise ValueError(f"'{source.name}' is {array.tolist()}: a value is not finite")
 
-    def _check_stamp(self, source: SensorInput, stamp_ns: int, now_ns: int) -> None:
-        if self._lockstep:
-            return
-        # A simulator's first message may truly be of time 0.
-        if stamp_ns == 0 and now_ns > 1_000_000_000:
-            raise ValueError(
-                f"stamp of '{source.name}' is 0, expected the time of acquisition; a driver that "
-                "does not stamp needs stamp: receipt in the contract"
-            )
-        tolerance_s = self.contract.time.future_tolerance
-        ahead_ns = stamp_ns - now_ns
-        if ahead_ns > _ns(tolerance_s):
-            raise ValueError(
-                f"stamp of '{source.name}' is {ahead_ns * 1e-9:.3f} s in the future "
-                f"({stamp_ns * 1e-9:.3f} against {now_ns * 1e-9:.3f}), expected at most "
-                f"{tolerance_s} s: are the clocks in step, and use_sim_time the same everywhere?"
-            )
-
-    def _look_back(self, name: str, stamp_ns: int, newest_ns: int) -> None:
-        """One message that is far behind is late; a second that goes on from it is a new time."""
-        if newest_ns - stamp_ns <= _ns(self.contract.time.jump_back):
-            return
-        before_ns = self._back.get(name)
-        self._back[name] = stamp_ns
-        if before_ns is not None and before_ns < stamp_ns:
-            raise StampsWentBack(
-                f"stamps of '{name}' went back by {(newest_ns - stamp_ns) * 1e-9:.3f} s"
-            )
-
-    def _is_old(self, stamp_ns: int, newest_ns: int) -> bool:
-        return stamp_ns < newest_ns if self._lockstep else stamp_ns <= newest_ns
-
     def _is_required(self, name: str) -> bool:
         return self._lockstep or self._inputs[name].required
 
@@ -294,7 +250,7 @@ class ObservationAssembler:
             return distance_ns == 0
         asked = (self._inputs[name].timing.max_skew, self.contract.time.max_skew, self.max_skew_s)
         skew_s = next(value for value in asked if value is not None)
-        return distance_ns <= _ns(skew_s) and not self._unusable(name, now_ns)
+        return distance_ns <= whole_ns(skew_s) and not self._unusable(name, now_ns)
 
     def _unusable(self, name: str, now_ns: int) -> str:
         """Why this input can't be used now, whatever the others are; empty: it can."""
@@ -302,7 +258,7 @@ class ObservationAssembler:
             return ""
         timing = self._inputs[name].timing
         age_ns = now_ns - self._newest[name][0]
-        if timing.max_age is not None and age_ns > _ns(timing.max_age):
+        if timing.max_age is not None and age_ns > whole_ns(timing.max_age):
             return f"{name} is {age_ns * 1e-9:.3f} s old, at most {timing.max_age} s is allowed"
         meter = self._meters.get(name)
         if meter is not None and timing.below_rate is BelowRate.HOLD and meter.is_below(now_ns):
@@ -320,14 +276,9 @@ class ObservationAssembler:
             age_s=None if arrived is None else (now_ns - arrived[0]) * 1e-9,
             rate=None if meter is None else meter.rate(now_ns),
             required_rate=None if meter is None else meter.required,
-            dropped=self.drops[name],
+            dropped=self._stamps.drops[name],
             left_out=self.left_out[name],
         )
-
-
-def _ns(seconds: float) -> int:
-    """Limits are compared as whole ns: as floats, 0.3 s of age can exceed 0.3 s allowed."""
-    return round(seconds * 1e9)
 
 
 def _is_unstamped(source: SensorInput) -> bool:

@@ -23,7 +23,6 @@ from flashrt_ros.policies import (
     ObservationAssembler,
     PolicyEngine,
 )
-from flashrt_ros.policies.assembler import StampsWentBack
 from flashrt_ros.policies.contract import (
     INSTRUCTION,
     BelowRate,
@@ -33,6 +32,7 @@ from flashrt_ros.policies.contract import (
     MessageType,
     SensorInput,
 )
+from flashrt_ros.policies.stamps import StampsWentBack
 from flashrt_ros.ros import qos
 from flashrt_ros.ros.decoding import decode_array, stamp_of
 
