@@ -6,6 +6,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,28 @@ def test_of_a_database_that_was_cut_what_is_there_is_replayed(
     report = replayed(path)
     assert 0 < report.ticks < 15
     assert any("cut or damaged" in note for note in report.notes)
+
+
+def test_of_a_database_that_was_not_closed_its_log_is_read_too(
+    lines: list[Line], tmp_path: Path
+) -> None:
+    bag = write_bag(tmp_path / "bag", lines, plugin=StoragePlugin.SQLITE3)
+    path = next(bag.glob("*.db3"))
+    with closing(sqlite3.connect(path)) as database:
+        rows = database.execute("SELECT * FROM messages WHERE id > 40").fetchall()
+        database.execute("DELETE FROM messages WHERE id > 40")
+        database.commit()
+        database.execute("PRAGMA journal_mode=WAL")
+        database.execute("PRAGMA wal_autocheckpoint=0")
+        marks = ", ".join("?" * len(rows[0]))
+        database.executemany(f"INSERT INTO messages VALUES ({marks})", rows)
+        database.commit()
+        shutil.copytree(bag, tmp_path / "what is #left?")  # the power fails here
+    left = tmp_path / "what is #left?"
+    assert list(left.glob("*.db3-wal"))
+    report = replayed(left)
+    assert report.ticks == 15
+    assert any("write-ahead log" in note for note in report.notes)
 
 
 def test_a_bag_without_definitions_is_read_by_those_installed(

@@ -88,7 +88,7 @@ class Bag:
         for file in self._files:
             for raw in file.messages(topics, start_ns):
                 if raw.data[:4] == _ZSTD_MAGIC:  # rosbag2's compression mode "message"
-                    data = zstandard.ZstdDecompressor().decompress(raw.data)
+                    data = zstandard.ZstdDecompressor().decompressobj().decompress(raw.data)
                     yield Raw(raw.topic, raw.schema, raw.log_ns, data)
                 else:
                     yield raw

@@ -32,6 +32,9 @@ class SqliteFile:
                 f"{path.stat().st_size} of {size} bytes)"
             )
             self._fill(size)
+        elif _journal(path).exists():
+            self._copy(_journal(path))
+            self.notes.append(f"{path.name} was not closed: its write-ahead log is read with it")
         try:
             self._topics = self._read_topics()
         except sqlite3.DatabaseError as error:
@@ -83,7 +86,8 @@ class SqliteFile:
         }
 
     def _connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(f"file:{self._path.resolve()}?mode=ro", uri=True)
+        # A name may have what a URI gives a meaning to: '?', '#', '%'.
+        return sqlite3.connect(f"{self._path.resolve().as_uri()}?mode=ro", uri=True)
 
     def _fill(self, size: int) -> None:
         """Work on a copy whose missing pages say so.
@@ -92,14 +96,22 @@ class SqliteFile:
         it takes missing pages for zeros: the end of an image would be black and nobody would know.
         """
         self._missing = secrets.token_bytes(16)
-        folder = Path(tempfile.mkdtemp(prefix="flashrt-bag-"))
-        weakref.finalize(self, shutil.rmtree, folder, True)
-        copy = folder / self._path.name
-        shutil.copyfile(self._path, copy)
-        with copy.open("ab") as stream:
+        self._copy()
+        with self._path.open("ab") as stream:
             while (left := size - stream.tell()) > 0:
                 stream.write((self._missing * 4096)[:left])
-        self._path = copy
+
+    def _copy(self, *others: Path) -> None:
+        """Work on a copy: SQLite writes beside a database that was not closed."""
+        folder = Path(tempfile.mkdtemp(prefix="flashrt-bag-"))
+        weakref.finalize(self, shutil.rmtree, folder, True)
+        for path in (self._path, *others):
+            shutil.copyfile(path, folder / path.name)
+        self._path = folder / self._path.name
+
+
+def _journal(path: Path) -> Path:
+    return path.with_name(f"{path.name}-wal")
 
 
 def _size_by_header(path: Path) -> int:

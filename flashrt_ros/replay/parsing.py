@@ -51,13 +51,18 @@ def open_run(path: str | Path, node: str | None = None, session: str | None = No
                 f"{raw.topic} is of type {raw.schema.type}, expected {names[raw.topic]}"
             )
         message = decoder.decode(raw)
-        if raw.schema.type == RUN_INFO:
-            infos[message.session] = _info(message)
-        elif raw.schema.type == BOUNDARY:
-            event = to_event(message, raw.log_ns, decoder.definition(raw.schema).constants)
-            events.setdefault(message.session, {}).setdefault(event.index, event)
-        else:
-            chunks.append(to_chunk(message, raw.log_ns))
+        try:
+            if raw.schema.type == RUN_INFO:
+                infos[message.session] = _info(message)
+            elif raw.schema.type == BOUNDARY:
+                event = to_event(message, raw.log_ns, decoder.definition(raw.schema).constants)
+                events.setdefault(message.session, {}).setdefault(event.index, event)
+            else:
+                chunks.append(to_chunk(message, raw.log_ns))
+        except ValueError as error:  # arrays that belong together and differ in length, say
+            raise CannotReplay(
+                f"a message on {raw.topic} recorded at {raw.log_ns} ns makes no sense: {error}"
+            ) from error
     chosen = _choose_session(infos, events, session, name)
     ordered = tuple(events[chosen][index] for index in sorted(events[chosen]))
     notes = [*bag.notes, *_gaps(ordered)]
