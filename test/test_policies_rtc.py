@@ -133,6 +133,15 @@ def test_nothing_frozen_is_bit_for_bit_the_unguided_chunk(folder: Path, led: Ben
         assert led.tick(view, nothing).tobytes() == expected.tobytes()
 
 
+def test_guidance_of_weight_zero_is_the_unguided_flow(folder: Path, led: Bench) -> None:
+    plain = Bench(folder, led=False)
+    for bench in (plain, led):
+        bench.tick(0)
+    free = plain.tick(1)
+    unled = led.tick(1, LEAD | {"frozen": 1, "guidance_milli": 0})
+    np.testing.assert_allclose(unled[1:], free[1:], rtol=0, atol=1e-5)
+
+
 def test_frozen_points_are_those_of_the_chunk_under_way(led: Bench) -> None:
     dt_ns = round(led.policy.spec.chunk_dt * 1e9)
     before = led.tick(0)
