@@ -154,6 +154,11 @@ def test_value_that_is_not_finite_never_passes(value: float) -> None:
         assert np.all(np.isfinite(checked.trajectory.times))
 
 
+def test_velocity_that_is_not_finite_never_passes_though_the_positions_are() -> None:
+    checked = SafetyGuard(FREE).check(chunk(1e308, -1e308), context())
+    assert "asks for a velocity that is not finite" in checked.refused
+
+
 def test_nothing_but_holds_passes_while_the_emergency_stop_is_pressed() -> None:
     switch = EmergencySwitch()
     guard = SafetyGuard(FREE, emergency=switch)

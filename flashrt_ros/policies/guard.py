@@ -262,4 +262,10 @@ def _not_finite(trajectory: Trajectory) -> str:
         if bad.size:
             where = bad[0].tolist()
             return f"{name}{where} of a trajectory is {values[tuple(where)]}: it is not sent"
+    # Finite positions may be too far apart for a finite velocity between them.
+    path = np.vstack((trajectory.origin, trajectory.positions))
+    with np.errstate(over="ignore"):
+        velocities = np.diff(path, axis=0) / np.diff(trajectory.times, prepend=0.0)[:, None]
+    if not np.all(np.isfinite(velocities)):
+        return "a trajectory asks for a velocity that is not finite: it is not sent"
     return ""
