@@ -16,4 +16,4 @@ class Motion(IntEnum):
     REPLAN = 2
     """Drop queued actions, wait for an observation that is not older than the verb, tick on it."""
     CONTINUE = 3
-    """Go on with the chunk in the capsule, if the joints are where the capsule saw them."""
+    """Go on with what was left of the capsule's chunk, if the joints are where they were then."""
