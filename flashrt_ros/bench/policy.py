@@ -50,10 +50,22 @@ class Bound:
         self.model.write_observation({camera: image}, joints)
 
 
-def run(report: Report, *, quick: bool = False, device: str = "cpu", model: str = MODEL) -> None:
-    """Rows `tick_*`: ratio is eager's time over this plan's; and the work between two ticks."""
+def run(
+    report: Report,
+    *,
+    quick: bool = False,
+    device: str = "cpu",
+    model: str = MODEL,
+    captured: Backend | str | None = None,
+) -> None:
+    """Rows `tick_*`: ratio is the eager reference's time over this plan's; and the work between.
+
+    captured: the plan beside eager's; None: CUDA graphs on a GPU, else compiled.
+    """
     turns, paced = (10, 10) if quick else (500, 500)
-    captured = Backend.CUDA_GRAPH if device.startswith("cuda") else Backend.COMPILED
+    if captured is None:
+        captured = Backend.CUDA_GRAPH if device.startswith("cuda") else Backend.COMPILED
+    captured = Backend(captured)
     eager, other = (Bound.of(model, backend, device) for backend in (Backend.EAGER, captured))
     plan = other.model.fingerprint.plan
     if plan != captured.value:
@@ -69,10 +81,12 @@ def _ticks(report: Report, eager: Bound, other: Bound, turns: int) -> None:
     for bound in (eager, other):
         bound.observe(0)
     plan = other.model.fingerprint.plan
-    samples = interleaved({"eager": eager.model.tick, plan: other.model.tick}, turns, warmup=5)
+    samples = interleaved({"reference": eager.model.tick, plan: other.model.tick}, turns, warmup=5)
     eager_params: Params = {"model": eager.model.name, "threads": torch.get_num_threads()}
-    report.add(row_of("tick_eager", samples["eager"], params=eager_params))
-    report.add(row_of(f"tick_{plan}", samples[plan], params=eager_params, against=samples["eager"]))
+    report.add(row_of("tick_reference", samples["reference"], params=eager_params))
+    report.add(
+        row_of(f"tick_{plan}", samples[plan], params=eager_params, against=samples["reference"])
+    )
     start = {"bind_s": round(other.seconds, 2)}
     report.add(row_of(f"start_{plan}", [other.seconds], unit="s", params=start))
 

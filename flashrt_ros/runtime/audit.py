@@ -111,7 +111,7 @@ def audit(path: str, *, steps: int = 8, warmup: int = 5, seed: int = 7) -> Audit
     """Both audits on the program that `module:factory` makes."""
     factory = load_factory(path)
     with tempfile.TemporaryDirectory(prefix="flashrt-audit-") as directory:
-        session, program = _opened(factory, seed, Store(directory=directory))
+        session, program = _opened(factory, seed, directory)
         for index in range(warmup):
             _step(session, program, index)
         capsule = session.snapshot("audit")
@@ -148,10 +148,11 @@ def leaking(arena: Arena, step: Callable[[], None]) -> list[str]:
 # -- trials
 
 
-def _opened(factory: Factory, seed: int, store: Store) -> tuple[Session, Program]:
+def _opened(factory: Factory, seed: int, directory: str) -> tuple[Session, Program]:
     program = factory()
     arena = Arena(program.buffer_specs(), getattr(program, "device", "cpu"))
     program.bind(arena, seed=seed)
+    store = Store(arena.device, directory=directory)  # device capsules of a GPU's arena lie there
     return Session(arena, fingerprint=program.fingerprint, store=store, seed=seed), program
 
 
@@ -181,7 +182,7 @@ def _driven_elsewhere(session: Session, program: Program, steps: int) -> Digests
 
 
 def _in_garbage(factory: Factory, seed: int, directory: str, steps: int) -> Digests:
-    session, program = _opened(factory, seed, Store(directory=directory))
+    session, program = _opened(factory, seed, directory)
     _step(session, program, 0)
     fill_with_garbage(session.arena, seed)
     return _restored(session, program, steps)
