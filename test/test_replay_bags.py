@@ -6,10 +6,11 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from bag_rig import Line, ToyRun, definitions, errand, write_bag
@@ -340,3 +341,21 @@ def test_what_is_no_bag_is_refused(tmp_path: Path, content: bytes) -> None:
 def make(path: Path) -> Path:
     path.mkdir()
     return path
+
+
+@pytest.mark.parametrize("plugin", list(StoragePlugin))
+def test_of_a_damaged_bag_only_a_reason_or_a_difference_comes(
+    lines: list[Line], tmp_path: Path, plugin: StoragePlugin
+) -> None:
+    """Bytes anywhere in the file: its structure, definitions, messages."""
+    bag = write_bag(tmp_path / "bag", lines[:12], plugin=plugin)
+    original = next(each for each in bag.iterdir() if each.suffix in (".mcap", ".db3"))
+    path = tmp_path / f"damaged{original.suffix}"
+    for seed in range(40):
+        random = np.random.default_rng(seed)
+        content = np.frombuffer(original.read_bytes(), dtype=np.uint8).copy()
+        places = random.integers(0, len(content), random.choice([1, 1, 4]))
+        content[places] = random.integers(0, 256, len(places))
+        path.write_bytes(content.tobytes())
+        with suppress(CannotReplay):
+            replay(open_run(path), ToyPolicy())

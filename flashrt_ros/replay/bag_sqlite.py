@@ -37,7 +37,7 @@ class SqliteFile:
             self.notes.append(f"{path.name} was not closed: its write-ahead log is read with it")
         try:
             self._topics = self._read_topics()
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, ValueError, TypeError) as error:  # text that is none, too
             raise CannotReplay(f"{path} cannot be read as a rosbag2 database: {error}") from error
 
     def topics(self) -> dict[str, set[Schema]]:
@@ -64,7 +64,7 @@ class SqliteFile:
                         return  # the rest of this row is not there
                     name, schema = self._topics[key]
                     yield Raw(name, schema, stamp, data)
-            except sqlite3.DatabaseError as error:
+            except (sqlite3.DatabaseError, ValueError, TypeError, KeyError) as error:
                 text = f"{self._name} is cut or damaged; what lies before that is read"
                 if not any(note.startswith(text) for note in self.notes):
                     self.notes.append(f"{text} ({error})")

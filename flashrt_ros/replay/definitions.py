@@ -119,8 +119,7 @@ class Decoder:
     def _store(self, schema: Schema) -> Typestore:
         store = self._stores.get(schema)
         if store is None:
-            store = _typestore(schema)
-            definition = _definition(store, schema.type)
+            store, definition = _typestore(schema)
             _check(schema.type, definition)
             self._stores[schema], self._definitions[schema] = store, definition
         return store
@@ -141,7 +140,7 @@ def _deserialized(store: Typestore, raw: Raw) -> Any:
 
 
 @lru_cache(maxsize=64)  # parsing takes longer than reading a small bag
-def _typestore(schema: Schema) -> Typestore:
+def _typestore(schema: Schema) -> tuple[Typestore, Definition]:
     if not schema.text:
         return _installed(schema.type)
     store = get_typestore(Stores.EMPTY)
@@ -151,14 +150,14 @@ def _typestore(schema: Schema) -> Typestore:
         else:
             types = get_types_from_msg(schema.text, schema.type)
         store.register(types)
+        return store, _definition(store, schema.type)
     except Exception as error:  # the grammar's errors are of several kinds
         raise CannotReplay(
             f"the bag's definition of {schema.type} cannot be read: {error}"
         ) from None
-    return store
 
 
-def _installed(kind: str) -> Typestore:
+def _installed(kind: str) -> tuple[Typestore, Definition]:
     """For bags without definitions: those of this package and the common interfaces."""
     store = get_typestore(Stores.LATEST)
     types: dict[str, Any] = {}
@@ -167,7 +166,7 @@ def _installed(kind: str) -> Typestore:
     store.register(types)
     if kind not in store.fielddefs:
         raise CannotReplay(f"the bag carries no definition of {kind}, and there is none here")
-    return store
+    return store, _definition(store, kind)
 
 
 def _message_folder() -> Path:
