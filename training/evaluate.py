@@ -48,14 +48,16 @@ class Trial:
 class Runner:
     """A policy in a world, as deployed."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, backend: str = "eager") -> None:
         self.policy = load_policy(folder)
         self.arena = Arena(self.policy.buffer_specs())
         self.world = ArmWorld()
         (self.camera,) = self.policy.spec.cameras
         spec = self.policy.spec
         self.times = (np.arange(spec.chunk_length) + 1) * spec.chunk_dt
-        self.policy.bind(self.arena, seed=0)
+        self.policy.bind(self.arena, seed=0, backend=backend)
+        if self.policy.fingerprint.plan != backend:
+            raise SystemExit(f"plan {self.policy.fingerprint.plan!r} runs, not {backend!r}")
 
     def reset(self, seed: int) -> None:
         """A new episode with a cold policy."""
@@ -170,15 +172,15 @@ WAYS: dict[str, Callable[[Runner, int], tuple[SimTruth, bool]]] = {
 
 
 @cache
-def _runner(folder: Path) -> Runner:
+def _runner(folder: Path, backend: str) -> Runner:
     """One for each process."""
-    return Runner(folder)
+    return Runner(folder, backend)
 
 
-def _trials(job: tuple[Path, int, tuple[str, ...]]) -> list[Trial]:
-    folder, seed, ways = job
+def _trials(job: tuple[Path, int, tuple[str, ...], str]) -> list[Trial]:
+    folder, seed, ways, backend = job
     torch.set_num_threads(1)
-    runner, trials = _runner(folder), []
+    runner, trials = _runner(folder, backend), []
     for way in ways:
         truth, success = WAYS[way](runner, seed)
         trials.append(Trial(way, seed, success, truth.touching))
@@ -186,10 +188,15 @@ def _trials(job: tuple[Path, int, tuple[str, ...]]) -> list[Trial]:
 
 
 def evaluate(
-    folder: Path, first: int, count: int, processes: int = 2, ways: Iterable[str] = WAYS
+    folder: Path,
+    first: int,
+    count: int,
+    processes: int = 2,
+    ways: Iterable[str] = WAYS,
+    backend: str = "eager",
 ) -> list[Trial]:
     """The trials of `count` seeds."""
-    jobs = [(folder, seed, tuple(ways)) for seed in range(first, first + count)]
+    jobs = [(folder, seed, tuple(ways), backend) for seed in range(first, first + count)]
     with get_context("spawn").Pool(processes) as pool:
         parts = list(tqdm(pool.imap(_trials, jobs), total=count, desc="seeds", mininterval=2))
     return [trial for part in parts for trial in part]
@@ -218,6 +225,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="JSON of the summary and of every failure")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--backend", default="eager", help="eager, or compiled plans")
     arguments = parser.parse_args()
     logging.getLogger("transformers").setLevel(logging.ERROR)
     trials = evaluate(
@@ -226,6 +234,7 @@ def main() -> None:
         arguments.seeds,
         arguments.processes,
         arguments.ways,
+        arguments.backend,
     )
     summary = summarise(trials)
     for way, counts in summary.items():

@@ -143,7 +143,7 @@ def _verbs(
 ) -> None:
     """Snapshot and restore that share nothing with what is there, and plain copies in turns."""
     session = generator.session
-    generator = Generator(generator.decoder, session)  # no prefix capsules to share rows with
+    generator.prefixes = None  # whose capsules would share rows with what is measured
     _said(generator, _tokens(generator, len(prompt), seed=5), Reuse.NONE)
     other = session.snapshot("other", overwrite=True)
     _said(generator, prompt, Reuse.NONE)
