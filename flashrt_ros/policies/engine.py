@@ -18,9 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from flashrt_ros.models.policy import PolicyModel, write_inputs
+from flashrt_ros.models.policy import PolicyModel
 from flashrt_ros.policies.action_space import ActionSpaces
-from flashrt_ros.policies.inference import Inferred
 from flashrt_ros.policies.motion import Motion
 from flashrt_ros.policies.observation import Observation
 from flashrt_ros.policies.output import EngineListener
@@ -28,6 +27,7 @@ from flashrt_ros.policies.safety import Safety
 from flashrt_ros.policies.settlement import Settlement
 from flashrt_ros.policies.status import Ends, EngineOptions, EngineState, EngineStatus
 from flashrt_ros.policies.telling import EventTeller
+from flashrt_ros.policies.ticker import Ticker
 from flashrt_ros.runtime import RestoreReport, Session, SessionHost, StateItem
 from flashrt_ros.runtime.errors import InvalidArgument, NotReady, UnknownInstruction
 
@@ -72,6 +72,7 @@ class PolicyEngine(SessionHost):
             lockstep=self.options.lockstep,
         )
         self._listener = listener
+        self._instruction: str = self.options.instruction
         self._teller = EventTeller(session, listener, lambda: self._instruction)
         self._settlement = Settlement(
             model,
@@ -85,15 +86,21 @@ class PolicyEngine(SessionHost):
             changed=self._refresh,
         )
         self._pilot, self._executor = self._settlement.pilot, self._settlement.executor
+        self._ticker = Ticker(
+            model,
+            session,
+            listener,
+            settlement=self._settlement,
+            teller=self._teller,
+            safety=self.safety,
+            instruction=lambda: self._instruction,
+        )
         self._lock = threading.Lock()
         self._mailbox: Observation | None = None
-        self._instruction = self.options.instruction
         self._motion = Motion.REPLAN
-        self._ticks = 0
         self._status: EngineStatus | None = None
-        self.idle = threading.Event()
+        self.idle = self._ticker.idle
         """Set while no tick is under way: what need not run at once gives way to ticks by it."""
-        self.idle.set()
         self.run = ""
         """Id of the timed run under way, for the status; see `TimedRuns`."""
         self.explain_silence: Callable[[int], str] = lambda now_ns: ""
@@ -290,93 +297,9 @@ class PolicyEngine(SessionHost):
         with self._lock:
             observation, self._mailbox = self._mailbox, None
         if observation is not None and not self._stopping.is_set():
-            self._on_observation(observation)
+            self._ticker.observe(observation)
             self._refresh()
         self._settlement.watch(self.explain_silence)
-
-    def _on_observation(self, observation: Observation) -> None:
-        settlement, lockstep = self._settlement, self.options.lockstep
-        if not settlement.active:
-            return
-        self._pilot.measured = observation.positions
-        last = settlement.seen
-        if last is not None and observation.stamp_ns <= last.stamp_ns:
-            if lockstep and observation.stamp_ns == last.stamp_ns:
-                if self.safety.emergency.pressed:
-                    settlement.answer(observation.stamp_ns)
-                else:
-                    self._pilot.repeat()
-            return
-        if not lockstep and observation.stamp_ns < settlement.not_before_ns:
-            return
-        settlement.seen = observation
-        # A hold that this observation may end does so when its tick has commanded a motion.
-        halt = settlement.halt
-        if halt is not None and halt.ends not in (Ends.OBSERVATION, Ends.TICK):
-            if lockstep:
-                settlement.answer(observation.stamp_ns)
-            return
-        self.idle.clear()
-        try:
-            self._tick(observation)
-        finally:
-            self.idle.set()
-
-    def _tick(self, observation: Observation) -> None:
-        self.safety.deadline.begin()
-        try:
-            inferred = self._infer(observation)
-        except Exception as error:
-            # The buffers may be half-way into a step: no boundary describes them any more.
-            logger.exception("tick failed")
-            self.safety.deadline.failed()
-            self.session.invalidate(f"tick failed: {error}")
-            self._settlement.fault(f"tick failed: {error}", observation.stamp_ns, Ends.VERB)
-            return
-        settlement, chunk = self._settlement, inferred.chunk
-        missed = self.safety.deadline.judge(inferred.inference_s)
-        now_ns = settlement.now(observation.stamp_ns) + self._executor.simulated_delay_ns
-        planned = self._executor.execute(chunk, now_ns, self._pilot.running)
-        # Capsules of this boundary hold its chunk, although it is not sent before the commit.
-        settlement.pending = None if planned is None else self._pilot.executed(planned, now_ns)
-        self._teller.committing(observation, inferred.detail)
-        inputs = observation.digest() + self._instruction.encode()
-        self.session.commit(stamp_ns=observation.stamp_ns, inputs=inputs)
-        settlement.pending = None
-        self._ticks += 1
-        if missed:
-            self._executor.drop()
-            settlement.fault(missed, observation.stamp_ns, Ends.TICK)
-        elif planned is None:
-            late_s = (now_ns - chunk.start_ns) * 1e-9
-            reason = f"the chunk was over when it was there, {late_s:.2f} s after its observation"
-            settlement.fault(reason, observation.stamp_ns)
-        else:
-            command = settlement.move(planned, now_ns)
-            if command is not None:
-                self._listener.on_chunk(inferred.told(command, self._instruction, observation))
-
-    def _infer(self, observation: Observation) -> Inferred:
-        """One replay: the chunk, and what a replay of the run must know of it."""
-        started = time.perf_counter()
-        taken_up = self._executor.begin(observation.stamp_ns)
-        if taken_up is not None:
-            self._pilot.running = taken_up
-        write_inputs(self.model, observation.images, observation.positions, observation.vectors)
-        conditioning = self._executor.condition(observation.stamp_ns)
-        replaying = time.perf_counter()
-        self.model.tick()
-        replay_s = time.perf_counter() - replaying
-        actions = self.model.chunk()
-        chunk = self._pilot.chunk(observation, actions, self.model.spec.chunk_dt)
-        return Inferred(
-            actions,
-            chunk,
-            conditioning,
-            time.perf_counter() - started,
-            replay_s,
-            str(self.options.execution.mode),
-        )
 
     def _move_state(
         self, motion: Motion, verb: Callable[[], RestoreReport]
@@ -446,7 +369,7 @@ class PolicyEngine(SessionHost):
             sequence=self._pilot.sequence,
             instruction=self._instruction,
             last_error=settlement.last_error,
-            ticks=self._ticks,
+            ticks=self._ticker.ticks,
             faults=settlement.faults,
             execution=str(self.options.execution.mode),
             run=self.run,
