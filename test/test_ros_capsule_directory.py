@@ -3,17 +3,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("rclpy", reason="ROS 2 is not installed")
 
-from ros_rig import POLICY, FakeCamera, Rig, bits, rig
+from ros_rig import POLICY, FakeCamera, Rig, rig
 from toy_policy import ToyPolicy
 
 from flashrt_ros.client import VerbRefused
 from flashrt_ros.demo.lifecycle import bring_up
+from flashrt_ros.msg import Boundary
 from flashrt_ros.runtime import Arena, Code, Session, Store
 
 SAME = {"position": [0.1, -0.2, 0.3, 0.4, 0.0]}
@@ -27,13 +29,20 @@ def start(made: Rig, directory: Path) -> FakeCamera:
     return camera
 
 
-def tick(made: Rig, camera: FakeCamera) -> bytes:
+def tick(made: Rig, camera: FakeCamera) -> str:
+    """Tick once; the digest of the policy's chunk. What is sent of it depends on when it is."""
     before = len(made.chunks.all())
     for _ in range(10):
         camera.show(joints=camera.joint_state(**SAME))
         if made.chunks.has_count(before + 1, within=5.0):
             break
-    return bits(made.chunks.wait_count(before + 1, "a chunk")[-1])
+    boundary = made.chunks.wait_count(before + 1, "a chunk")[-1].boundary
+
+    def committed(event: Boundary) -> bool:
+        return event.event == Boundary.COMMIT and event.boundary == boundary
+
+    events = made.boundaries.wait(lambda sent: any(map(committed, sent)), "its boundary")
+    return json.loads(next(filter(committed, events)).detail)["chunk_digest"]
 
 
 def test_capsule_on_disk_is_restored_by_another_process_bit_for_bit(tmp_path: Path) -> None:
