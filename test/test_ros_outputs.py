@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("rclpy", reason="ROS 2 is not installed")
 
+from diagnostic_msgs.msg import DiagnosticArray
 from geometry_msgs.msg import TwistStamped
 from lifecycle_msgs.msg import Transition
 from ros_rig import PATIENCE, POLICY, FakeCamera, Inbox, Rig, commit_id, rig
@@ -156,6 +157,11 @@ def epochs(messages: list[Float64MultiArray]) -> list[int]:
     return [int(dict(item.split("=") for item in label.split())["epoch"]) for label in labels]
 
 
+def streamed(message: DiagnosticArray) -> int:
+    values = {pair.key: pair.value for status in message.status for pair in status.values}
+    return int(float(values.get("streamed commands", 0)))
+
+
 def test_every_output_gets_its_actions_and_the_chunk_says_how_it_is_executed(arm: Arm) -> None:
     trajectory = arm.arm.wait(lambda sent: any(len(m.points) > 2 for m in sent), "a chunk")[-1]
     assert trajectory.joint_names == ["arm_1", "arm_2"]
@@ -172,6 +178,11 @@ def test_every_output_gets_its_actions_and_the_chunk_says_how_it_is_executed(arm
         lambda sent: any(chunk.frozen_points > 0 for chunk in sent), "a chunk with frozen points"
     )
     assert {chunk.execution for chunk in chunks} == {"rtc"}
+    assert arm.rig.policy.wait_for_status(lambda status: status.execution == "rtc")
+    arm.rig.diagnostics.wait(
+        lambda messages: any(streamed(message) > 0 for message in messages),
+        "diagnostics that count what was streamed",
+    )
 
 
 def test_after_an_interrupt_the_stream_is_of_the_new_epoch_and_stands_still(arm: Arm) -> None:

@@ -7,6 +7,7 @@ from diagnostic_msgs.msg import DiagnosticStatus
 from rclpy.node import Node
 
 from flashrt_ros.policies import EngineState, EngineStatus
+from flashrt_ros.policies.stream import CommandStream
 from flashrt_ros.ros.diagnostics import DiagnosticsPublisher, percentiles
 from flashrt_ros.ros.meters import Meters, Rates
 from flashrt_ros.ros.policy_inputs import PolicyInputs
@@ -33,15 +34,23 @@ class PolicyDiagnostics:
         meters: measured what was sent.
         inputs: counts what was received.
         store: has the capsules.
+        stream: sends commands at a rate; None: no output needs it.
     """
 
     def __init__(
-        self, node: Node, hardware_id: str, meters: Meters, inputs: PolicyInputs, store: Store
+        self,
+        node: Node,
+        hardware_id: str,
+        meters: Meters,
+        inputs: PolicyInputs,
+        store: Store,
+        stream: CommandStream | None = None,
     ) -> None:
         self._node = node
         self._meters = meters
         self._inputs = inputs
         self._store = store
+        self._stream = stream
         self._rates = Rates()
         self._misses = 0
         self._publisher = DiagnosticsPublisher(node, hardware_id)
@@ -87,6 +96,13 @@ class PolicyDiagnostics:
             ("observation to command", meters.observation_to_command),
         ):
             values |= percentiles(name, samples)
+        if self._stream is not None:
+            counts = self._stream.counts
+            values["streamed commands"] = counts.sent
+            values["streamed late"] = counts.late
+            values["streamed skipped"] = counts.skipped
+            values["streamed failed"] = counts.failed
+            values["streamed latest s"] = counts.worst_s
         misses = getattr(status, "deadline_misses", 0)
         values["deadline misses"] = misses
         fresh, self._misses = misses - self._misses, misses

@@ -60,7 +60,12 @@ class PolicyReporter:
             tiers=["device", "host", "disk"],
         )
         self._diagnostics = PolicyDiagnostics(
-            self._node, parts.model.name, meters, parts.inputs, session.store
+            self._node,
+            parts.model.name,
+            meters,
+            parts.inputs,
+            session.store,
+            None if parts.outputs is None else parts.outputs.stream,
         )
 
     def close(self) -> None:
