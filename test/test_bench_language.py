@@ -39,7 +39,7 @@ def test_a_quick_run_gives_rows_of_the_format(name: str, module: object) -> None
 
 def test_llama_cpp_reads_the_same_model(tmp_path: Path) -> None:
     """Greedy tokens of the file that was written are those of the module it was written from."""
-    module = smollm2.load(torch.float32, quick=True)
+    module = smollm2.random_llama()
     path = tmp_path / "weights.gguf"
     smollm2.write_gguf(module, path)
     try:
@@ -66,7 +66,7 @@ def test_a_missing_peer_is_a_note_and_no_row(
 ) -> None:
     monkeypatch.setattr("flashrt_ros.bench.llama_cpp.VERSION", "0")
     report = Report("decode")
-    module = smollm2.load(torch.float32, quick=True)
+    module = smollm2.random_llama()
     assert decode.open_peer(report, module, tmp_path, 50) is None
     assert any("llama.cpp is left out" in note for note in report.notes)
     assert report.peers == {}

@@ -25,19 +25,15 @@ def run(report: Report, *, quick: bool = False, device: str = "cpu", full: bool 
     A row of ours has the same run's median of a peer as `baseline`, one row for each peer. `full`
     adds SmolLM2 after a prompt of 2048 tokens.
     """
-    prompt, count, turns = (64, 16, 2) if quick else (512, 64, 5)
+    prompt, count, turns = (64, 16, 2) if quick else (512, 64, 4)
     for dtype in (torch.float32, torch.bfloat16):
         config = hybrid_config(quick)
         pair = Pair(random_module(config, dtype), max_context=prompt + count + 1, device=device)
         _measure(report, "hybrid", pair, dtype, prompt, count, turns)
     if device != "cpu":
         return
-    for dtype in (torch.float32, torch.bfloat16):
-        try:
-            module = smollm2.load(dtype, quick=quick)
-        except FileNotFoundError as error:
-            report.notes.append(f"SmolLM2 is left out: {error}")
-            return
+    for module in smollm2.modules(report, quick=quick):
+        dtype = module.dtype
         for length in (prompt, 2048) if full and not quick else (prompt,):
             pair = Pair(module, max_context=length + count + 1, device=device)
             name = "smollm2" if length == prompt else f"smollm2_at_{length}"

