@@ -101,6 +101,17 @@ def test_the_newest_joint_state_within_the_skew_is_taken() -> None:
     assert one.image(200_000_000) is None
 
 
+def test_an_observation_that_is_withheld_has_its_reason_told() -> None:
+    one = Sensors()
+    one.joints(0)
+    assert one.image(150_000_000) is None
+    said = "joint_states is -0.150 s from the observation, at most 0.1 s is allowed"
+    assert one.assembler.withheld == said
+    one.joints(150_000_000)
+    assert one.image(160_000_000) is not None
+    assert one.assembler.withheld == ""
+
+
 def test_skew_of_one_input_may_differ_from_the_others() -> None:
     contract = timed(default_contract(spec("camera")), "joint_states", max_skew=0.3)
     one = Sensors(contract)

@@ -51,11 +51,10 @@ def compose(contract: Contract, arrived: Mapping[str, Arrived]) -> Observation:
         contract.input(name)
     images = {each.name: arrived[each.name][1] for each in contract.cameras if _has(each, arrived)}
     vectors = {each.name: arrived[each.name][1] for each in contract.vectors if _has(each, arrived)}
+    sources = joint_sources(contract)
     positions = np.empty(len(contract.joint_names), dtype=np.float64)
-    sources: dict[str, tuple[int, ...]] = {}
-    for source in contract.joints:
-        sources[source.name] = tuple(contract.joint_names.index(name) for name in source.joints)
-        positions[list(sources[source.name])] = arrived[source.name][1]
+    for name, indices in sources.items():
+        positions[list(indices)] = arrived[name][1]
     if sources == {JOINTS: tuple(range(len(positions)))}:
         sources = {}
     stamps = {each.name: arrived[each.name][0] for each in contract.inputs if each.name in arrived}
@@ -65,6 +64,14 @@ def compose(contract: Contract, arrived: Mapping[str, Arrived]) -> Observation:
         if each.timing.await_new and each.name in stamps
     )
     return Observation(anchor_ns, images, positions, stamps, vectors, sources)
+
+
+def joint_sources(contract: Contract) -> dict[str, tuple[int, ...]]:
+    """Source of joint states to the indices that its joints have among the policy's."""
+    return {
+        source.name: tuple(contract.joint_names.index(joint) for joint in source.joints)
+        for source in contract.joints
+    }
 
 
 def _has(source: SensorInput, arrived: Mapping[str, Arrived]) -> bool:
@@ -112,12 +119,15 @@ class ObservationAssembler:
             for name, each in self._inputs.items()
             if each.timing.rate is not None and not lockstep
         }
+        self._joints = joint_sources(contract)
         self._lock = threading.Lock()
         self._newest: dict[str, Arrived] = {}
         self._fresh: set[str] = set()
         self._stamps = StampGuard(contract.time, lockstep=lockstep)
         self.left_out: Counter[str] = Counter()
         """Observations without an optional input, by input."""
+        self.withheld = ""
+        """Why the newest awaited messages gave no observation; empty: they did."""
 
     @property
     def dropped(self) -> int:
@@ -130,6 +140,7 @@ class ObservationAssembler:
             self._newest.clear()
             self._fresh.clear()
             self._stamps.clear()
+            self.withheld = ""
             for meter in self._meters.values():
                 meter.clear()
 
@@ -198,15 +209,13 @@ class ObservationAssembler:
 
     def positions(self) -> np.ndarray | None:
         """The newest joint positions, `[joints]`; None while a joint has not been heard of."""
-        names = self.contract.joint_names
+        positions = np.empty(len(self.contract.joint_names), dtype=np.float64)
         with self._lock:
-            if any(source.name not in self._newest for source in self.contract.joints):
-                return None
-            positions = np.empty(len(names), dtype=np.float64)
-            for source in self.contract.joints:
-                indices = [names.index(joint) for joint in source.joints]
-                positions[indices] = self._newest[source.name][1]
-            return positions
+            for name, indices in self._joints.items():
+                if name not in self._newest:
+                    return None
+                positions[list(indices)] = self._newest[name][1]
+        return positions
 
     # -- under the lock ---------------------------------------------------------------------
 
@@ -234,23 +243,31 @@ class ObservationAssembler:
         anchor_ns = min(self._newest[name][0] for name in self._awaited)
         usable: dict[str, Arrived] = {}
         for name in self._inputs:
-            arrived = self._newest.get(name)
-            if arrived is not None and self._fits(name, anchor_ns, now_ns):
-                usable[name] = arrived
+            misfit = self._misfit(name, anchor_ns, now_ns)
+            if not misfit:
+                usable[name] = self._newest[name]
             elif self._is_required(name):
+                self.withheld = misfit
                 return None
             else:
                 self.left_out[name] += 1
+        self.withheld = ""
         self._fresh.clear()
         return compose(self.contract, usable)
 
-    def _fits(self, name: str, anchor_ns: int, now_ns: int) -> bool:
-        distance_ns = abs(self._newest[name][0] - anchor_ns)
-        if self._lockstep:
-            return distance_ns == 0
+    def _misfit(self, name: str, anchor_ns: int, now_ns: int) -> str:
+        """Why an input can't be part of an observation of that stamp; empty: it can."""
+        if name not in self._newest:
+            return f"nothing yet from {name}"
+        distance_ns = self._newest[name][0] - anchor_ns
         asked = (self._inputs[name].timing.max_skew, self.contract.time.max_skew, self.max_skew_s)
-        skew_s = next(value for value in asked if value is not None)
-        return distance_ns <= whole_ns(skew_s) and not self._unusable(name, now_ns)
+        skew_s = 0.0 if self._lockstep else next(value for value in asked if value is not None)
+        if abs(distance_ns) > whole_ns(skew_s):
+            return (
+                f"{name} is {distance_ns * 1e-9:+.3f} s from the observation, at most "
+                f"{skew_s} s is allowed"
+            )
+        return self._unusable(name, now_ns)
 
     def _unusable(self, name: str, now_ns: int) -> str:
         """Why this input can't be used now, whatever the others are; empty: it can."""

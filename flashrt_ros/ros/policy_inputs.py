@@ -113,6 +113,8 @@ class PolicyInputs:
         missing = self.assembler.missing()
         told = [f"nothing yet from {', '.join(missing)}"] if missing else []
         told += (self.assembler.slow(now_ns) | self.assembler.obstacles(now_ns)).values()
+        if not told and self.assembler.withheld:
+            told = [f"no observation: {self.assembler.withheld}"]
         return "; ".join(told)
 
     def _subscribe(
