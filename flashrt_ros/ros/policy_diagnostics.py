@@ -21,8 +21,6 @@ _LEVELS = {
     EngineState.HOLDING: _WARN,
     EngineState.NEEDS_RESET: _ERROR,
 }
-# Fields of the engine's status that count what a controller should know about.
-_COUNTERS = ("ticks", "faults", "deadline_misses", "limit_breaches")
 
 
 class PolicyDiagnostics:
@@ -79,7 +77,13 @@ class PolicyDiagnostics:
             "epoch": status.epoch,
             "sequence": status.sequence,
             "instruction": status.instruction,
-            **{name.replace("_", " "): getattr(status, name, 0) for name in _COUNTERS},
+            "execution": status.execution,
+            "run": status.run,
+            "emergency stop": status.emergency_stop,
+            "ticks": status.ticks,
+            "faults": status.faults,
+            "deadline misses": status.deadline_misses,
+            "limit breaches": status.limit_breaches,
             "last limit breach": status.last_breach,
             "last error": status.last_error,
         }
@@ -103,7 +107,7 @@ class PolicyDiagnostics:
             values["streamed skipped"] = counts.skipped
             values["streamed failed"] = counts.failed
             values["streamed latest s"] = counts.worst_s
-        misses = getattr(status, "deadline_misses", 0)
+        misses = status.deadline_misses
         values["deadline misses"] = misses
         fresh, self._misses = misses - self._misses, misses
         if fresh > 0:

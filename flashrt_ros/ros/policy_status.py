@@ -84,8 +84,7 @@ class PolicyReporter:
             status = parts.engine.status
             message.state = status.state.value
             for name in _SAME:
-                if hasattr(status, name):
-                    setattr(message, name, getattr(status, name))
+                setattr(message, name, getattr(status, name))
             message.seed = parts.session.seed
             message.last_error = status.last_error or last_error
             totals = parts.session.store.totals()

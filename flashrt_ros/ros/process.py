@@ -21,6 +21,9 @@ from rclpy.signals import SignalHandlerOptions
 
 _PATIENCE = 2.0  # s, for the last answers
 
+INSIST_AFTER = 6.0
+"""s from a signal to the end of the process, whatever still runs; `ros2 launch` kills after 10."""
+
 
 class Ending:
     """Set by SIGINT and SIGTERM. A configure under way gives up at its next stage."""
@@ -83,6 +86,7 @@ def run_nodes(make: Callable[[], Sequence[Node]], args: list[str] | None, thread
         rclpy.try_shutdown()
         return 1
     ending.tell(nodes)
+    threading.Thread(target=_insist, args=(ending, nodes), name="ending", daemon=True).start()
     executors = [_executor_of(node, threads) for node in nodes]
     spinners = [
         threading.Thread(target=_spin, args=(node, executor, ending), name=node.get_name())
@@ -129,6 +133,16 @@ def _spin(node: Node, executor: Executor, ending: Ending) -> None:
             node.get_logger().error(
                 f"callback failed:\n{traceback.format_exc()}", throttle_duration_sec=1.0
             )
+
+
+def _insist(ending: Ending, nodes: Sequence[Node]) -> None:
+    """End the process, with arms held, when a callback does not return: a model that is loaded."""
+    while not ending:
+        time.sleep(0.5)
+    time.sleep(INSIST_AFTER)
+    for node in nodes:
+        _call(node, "hold")
+    leave(0)
 
 
 def _end(
