@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,8 +23,9 @@ Speed = Callable[[], float]
 def run(report: Report, *, quick: bool = False, device: str = "cpu", full: bool = False) -> None:
     """Rows `decode_<model>_<who>_<dtype>` in tokens/s.
 
-    A row of ours has the same run's median of a peer as `baseline`, one row for each peer. `full`
-    adds SmolLM2 after a prompt of 2048 tokens.
+    A row of ours has the same run's median of a peer as `baseline`, one row for each peer; the last
+    peer of SmolLM2 is memory itself: as many steps as the bytes of a step can be read in a second.
+    `full` adds SmolLM2 after a prompt of 2048 tokens.
     """
     prompt, count, turns = (64, 16, 2) if quick else (512, 64, 4)
     for dtype in (torch.float32, torch.bfloat16):
@@ -74,6 +76,8 @@ def _measure(
     if peer is not None:
         opened = peer
         sides["llama_cpp"] = lambda: _peer_speed(opened, tokens, count)
+        read = torch.ones(bytes_of_a_step(pair, prompt + count // 2) // 4)
+        sides["memory_bound"] = lambda: _bound_speed(read)
     reset_peak()
     samples: dict[str, list[float]] = {side: [] for side in sides}
     for _ in range(turns):  # in turns, so that all meet the same other load
@@ -99,6 +103,27 @@ def _measure(
         )
     if peer is not None:
         peer.close()
+
+
+def bytes_of_a_step(pair: Pair, rows: int) -> int:
+    """Bytes that a step has to read: every weight once, and `rows` rows of every layer."""
+    weights = sum(p.numel() * p.element_size() for p in pair.plain.parameters())
+    kept = sum(
+        spec.nbytes // spec.shape[spec.row_dim] * rows
+        for layer in pair.model.geometry
+        for spec in layer.rows
+    )
+    return weights + kept
+
+
+def _bound_speed(read: torch.Tensor) -> float:
+    """Steps a second if a step were nothing but reading as many bytes, as torch sums them."""
+    spent = []
+    for _ in range(8):
+        start = time.perf_counter()
+        read.sum()
+        spent.append(time.perf_counter() - start)
+    return 1 / statistics.median(spent)
 
 
 def _own_speed(generator: Generator, tokens: list[int], count: int) -> float:
