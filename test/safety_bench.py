@@ -75,6 +75,16 @@ class SafetyBench:
         time.sleep(0.02)  # two topics have no common order
         self.show_image()
 
+    def show_at(self, stamp_ns: int) -> None:
+        """Both with one stamp, as a simulator in lockstep sends them."""
+        header = Header(stamp=to_time(stamp_ns))
+        self._joints.publish(
+            JointState(header=header, name=list(JOINTS), position=self.positions.tolist())
+        )
+        self._images.publish(
+            Image(header=header, height=4, width=4, encoding="rgb8", step=12, data=bytes(48))
+        )
+
     def show_until(self, condition: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + PATIENCE
         while not condition():

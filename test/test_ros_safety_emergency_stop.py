@@ -21,11 +21,13 @@ from safety_bench import LATCHED, SafetyBench, StopButton, bench, on_executor
 from sensor_msgs.msg import JointState
 from std_msgs.msg import Bool
 from std_srvs.srv import Trigger
+from trajectory_msgs.msg import JointTrajectory
 
 from flashrt_ros.client import ServiceCaller, VerbRefused
 from flashrt_ros.demo.lifecycle import bring_up
 from flashrt_ros.msg import Boundary, RuntimeStatus
 from flashrt_ros.policies import Motion
+from flashrt_ros.ros.conversions import to_ns
 from flashrt_ros.runtime import Code
 
 
@@ -52,7 +54,10 @@ def test_pressed_before_the_node_came_it_is_known_and_nothing_moves(tmp_path: Pa
         publisher = made.node.create_publisher(Bool, "emergency_stop", LATCHED)
         publisher.publish(Bool(data=True))
         made.start_sim("mode:=realtime", "seed:=3")
-        made.start_policy("instruction:=go home", "use_sim_time:=true", "evaluate:=false")
+        limits = Path(__file__).parents[1] / "config" / "limits_example.yaml"
+        made.start_policy(
+            "instruction:=go home", "use_sim_time:=true", "evaluate:=false", f"limits:={limits}"
+        )
         bring_up(made.caller, POLICY)
         status = made.policy.wait_for_status(lambda each: bool(each.emergency_stop), 60.0)
         assert status.state == RuntimeStatus.HOLDING
@@ -236,6 +241,36 @@ def test_publisher_that_is_not_latched_is_heard_and_one_that_is_best_effort_stop
         deaf = StopButton(made, QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT))
         made.held("is best effort and cannot be relied on")
         deaf.vanish()
+
+
+def test_in_lockstep_every_observation_is_answered_with_a_hold_while_it_is_pressed() -> None:
+    with bench("lockstep:=true") as made:
+        button = StopButton(made)
+        button.wait_for_listeners()
+
+        def answer(stamp_ns: int) -> JointTrajectory:
+            """Shown until it is answered, as a simulator does; the last answer."""
+
+            def answers() -> list[JointTrajectory]:
+                return [
+                    each for each in made.commands.all() if to_ns(each.header.stamp) == stamp_ns
+                ]
+
+            made.commands.clear()
+            until(lambda: made.show_at(stamp_ns) or bool(answers()), f"an answer to {stamp_ns}")
+            made.settle()
+            return answers()[-1]
+
+        assert len(answer(1_000_000_000).points) > 1
+        button.press()
+        made.held("emergency stop")
+        assert len(answer(1_000_000_000).points) == 1  # its chunk is not sent again
+        assert len(answer(1_100_000_000).points) == 1
+        button.release()
+        released(made)
+        assert len(answer(1_200_000_000).points) == 1
+        made.client.resume(Motion.REPLAN)
+        assert len(answer(1_300_000_000).points) > 1
 
 
 def test_press_outlives_deactivation() -> None:

@@ -9,6 +9,7 @@ from flashrt_ros.policies.engine import PolicyEngine
 from flashrt_ros.policies.motion import Motion
 from flashrt_ros.policies.observation import Observation
 from flashrt_ros.policies.output import ChunkOutput, CommandOutput, EngineEvent, EngineListener
+from flashrt_ros.policies.safety import Safety, SafetyOptions
 from flashrt_ros.policies.status import Ends, EngineOptions, EngineState, EngineStatus
 from flashrt_ros.policies.trajectory import Trajectory
 
@@ -25,5 +26,7 @@ __all__ = [
     "Observation",
     "ObservationAssembler",
     "PolicyEngine",
+    "Safety",
+    "SafetyOptions",
     "Trajectory",
 ]
