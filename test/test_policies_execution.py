@@ -23,7 +23,7 @@ from flashrt_ros.policies.execution import ChunkExecutor, Execution, ExecutionOp
 from flashrt_ros.policies.execution.delay import frozen_points
 from flashrt_ros.policies.execution.ensemble import averaged
 from flashrt_ros.policies.execution.record import from_record, to_record
-from flashrt_ros.policies.execution.splice import joined, rest_of
+from flashrt_ros.policies.execution.splice import joined, rest_of, without_near
 
 SHIPPED = Path(flashrt_ros.models.__file__).parents[1] / "checkpoints" / "cued_reach"
 DT = 0.05
@@ -113,7 +113,9 @@ def test_commanded_position_never_jumps(
             assert fresh.end_ns < now_ns + round(DT / 2 * 1e9)
             continue
         before = fresh.origin if running is None else running.at(now_ns)
-        after = joined(planned, now_ns, before)
+        due = without_near(planned, now_ns, DT / 2)
+        assert due is not None
+        after = joined(due, now_ns, before)
         np.testing.assert_array_equal(after.at(now_ns), before)
         target = averaged(members, 0.01) if mode is Execution.ENSEMBLE else fresh
         if running is None or mode is Execution.SYNCHRONOUS:
@@ -156,8 +158,12 @@ def test_synchronous_sends_what_the_policy_gave(bench: Callable[..., Bench]) -> 
 
 def test_a_point_due_at_once_is_left_out(bench: Callable[..., Bench]) -> None:
     made = bench(latency_ns=49 * MS)
-    sent = made.tick(10).trajectory
-    np.testing.assert_allclose(sent.times, [0.10, 0.15])
+    sent = made.tick(10)
+    assert sent.due is not None
+    np.testing.assert_allclose(sent.due.times, [0.10, 0.15])
+    assert sent.running is not None
+    np.testing.assert_allclose(sent.running.times, [0.051, 0.101])
+    assert len(sent.trajectory.times) == 3  # what is recorded is the policy's chunk
 
 
 def test_chunk_that_is_over_is_not_sent_and_the_arm_holds(bench: Callable[..., Bench]) -> None:

@@ -33,6 +33,9 @@ class CommandOutput:
     running: Trajectory | None = None
     """The trajectory as it is executed: from where the joints are commanded to be when it is sent,
     over the points that are still to come."""
+    due: Trajectory | None = None
+    """What a controller is given of the trajectory: all but a point that is due so soon that going
+    there would be a jump; None: all."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from flashrt_ros.policies.action_space import ActionSpaces
-from flashrt_ros.policies.execution.splice import joined
+from flashrt_ros.policies.execution.splice import joined, without_near
 from flashrt_ros.policies.guard import CommandContext, CommandGuard, OpenGate
 from flashrt_ros.policies.observation import Observation
 from flashrt_ros.policies.output import CommandOutput, EngineListener
@@ -34,6 +34,7 @@ class Pilot:
         clock: the engine's, ns.
         guard: every command passes it; None: all may.
         spaces: what the actions mean; None: absolute positions.
+        lead_s: a point that is due sooner than this is left out, s.
         lockstep: commands answer observations: they begin when the observation was made.
         ledger_length: how many of the last commands are remembered.
     """
@@ -46,12 +47,14 @@ class Pilot:
         clock: Callable[[], int],
         guard: CommandGuard | None = None,
         spaces: ActionSpaces | None = None,
+        lead_s: float = 0.0,
         lockstep: bool = False,
         ledger_length: int = 1024,
     ) -> None:
         self._listener = listener
         self._clock = clock
         self._lockstep = lockstep
+        self._lead_s = lead_s
         self._guard = guard if guard is not None else OpenGate()
         self._spaces = spaces if spaces is not None else ActionSpaces()
         self.hold_duration = hold_duration
@@ -91,7 +94,8 @@ class Pilot:
 
     def executed(self, trajectory: Trajectory, now_ns: int) -> Trajectory:
         """A trajectory as it is executed when it is sent now."""
-        return joined(trajectory, now_ns, self.commanded_at(now_ns, trajectory.origin))
+        due = without_near(trajectory, now_ns, self._lead_s) or trajectory
+        return joined(due, now_ns, self.commanded_at(now_ns, trajectory.origin))
 
     def move(self, session: Session, trajectory: Trajectory, now_ns: int) -> CommandOutput | None:
         """Command a trajectory. A guard that refuses it makes it a hold, see `refused`.
@@ -174,6 +178,7 @@ class Pilot:
             immediate,
             guarded.limited_points,
             running,
+            None if is_hold else without_near(sent, now_ns, self._lead_s),
         )
         self.running = running
         self.ledger.append(command)

@@ -11,7 +11,7 @@ import numpy as np
 
 from flashrt_ros.models.policy import PolicyModel
 from flashrt_ros.policies.action_space import ActionSpaces
-from flashrt_ros.policies.execution import ChunkExecutor, Progress
+from flashrt_ros.policies.execution import LEAD_SHARE, ChunkExecutor, Progress
 from flashrt_ros.policies.motion import Motion
 from flashrt_ros.policies.observation import Observation
 from flashrt_ros.policies.output import CommandOutput, EngineListener
@@ -80,6 +80,7 @@ class Settlement:
             clock=clock,
             guard=safety.guard,
             spaces=spaces,
+            lead_s=model.spec.chunk_dt * LEAD_SHARE,
             lockstep=options.lockstep,
         )
         self.executor = ChunkExecutor(

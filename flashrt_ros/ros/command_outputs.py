@@ -51,7 +51,7 @@ class TrajectoryOutput(_Publishing):
 
     def send(self, command: CommandOutput) -> None:
         """Publish a command."""
-        trajectory, actuation = command.trajectory, self._actuation
+        trajectory, actuation = command.due or command.trajectory, self._actuation
         positions = actuation.values(trajectory.positions)
         velocities = slopes(trajectory.times, positions) if self._velocities else None
         message = conversions.to_joint_trajectory(command, actuation.names, positions, velocities)

@@ -83,11 +83,12 @@ def to_joint_trajectory(
 ) -> JointTrajectory:
     """A command for joint_trajectory_controller.
 
-    positions: of the named joints, `[points, joints]`; None: those of the command. velocities:
+    positions: of the named joints, `[points, joints]`, one for each point that is due; None: those
+    of the command. velocities:
     of the same shape; None: the controller goes in straight lines. The message has no field for
     the commit id; it travels in `header.frame_id`, which that controller does not read.
     """
-    trajectory = command.trajectory
+    trajectory = command.due or command.trajectory
     # A stamp of zero means: when it arrives.
     stamp = Time() if command.immediate else to_time(trajectory.start_ns)
     return JointTrajectory(

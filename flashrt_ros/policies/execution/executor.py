@@ -22,6 +22,9 @@ from flashrt_ros.policies.execution.splice import rest_of, spliced, without_near
 from flashrt_ros.policies.trajectory import Trajectory
 from flashrt_ros.runtime import StateItem
 
+LEAD_SHARE = 0.5
+"""A point that is due sooner than this share of the time between points is left out."""
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -128,7 +131,7 @@ class ChunkExecutor:
             planned = averaged(self._chunks, options.ensemble_decay)
         if options.mode is not Execution.SYNCHRONOUS and running is not None:
             planned = spliced(running, planned, now_ns, options.blend_duration)
-        return without_near(planned, now_ns, self._lead_s)
+        return None if without_near(planned, now_ns, self._lead_s) is None else planned
 
     @property
     def simulated_delay_ns(self) -> int:
@@ -137,8 +140,7 @@ class ChunkExecutor:
 
     @property
     def _lead_s(self) -> float:
-        """A point that is due sooner than this is left out, s: half the time between points."""
-        return self._model.spec.chunk_dt / 2
+        return self._model.spec.chunk_dt * LEAD_SHARE
 
     # -- holds and restores ----------------------------------------------------------------
 
