@@ -9,7 +9,19 @@ import pytest
 import torch
 from contract import NEEDS_GPU, ON_EACH_DEVICE, FailsOnSynchronisation
 
-from flashrt_ros.runtime import Arena, Backend, Budgets, Session, ShapeKey, Store, Tier
+from flashrt_ros.runtime import (
+    Arena,
+    Backend,
+    Budgets,
+    BufferSpec,
+    Fingerprint,
+    Kind,
+    Role,
+    Session,
+    ShapeKey,
+    Store,
+    Tier,
+)
 from flashrt_ros.runtime.audit import fill_with_garbage
 from flashrt_ros.runtime.errors import FingerprintMismatch
 from flashrt_ros.runtime.testing import ToyHybrid
@@ -147,3 +159,40 @@ def test_an_operation_that_does_not_wait_is_let_through() -> None:
     values = torch.arange(4)
     with FailsOnSynchronisation():
         assert values.index_select(0, values.argmax().view(1)).shape == (1,)
+
+
+DEVICES = [pytest.param("cpu", id="cpu"), pytest.param("cuda", id="cuda", marks=NEEDS_GPU)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("one_block", [False, True])
+def test_rows_of_all_layers_are_the_same_in_one_block_and_in_many(device, one_block) -> None:
+    layers, shape = 3, (2, 64, 16)
+    specs = [BufferSpec("meta.rows", Role.META, torch.int64, ())]
+    for layer in range(layers):
+        name = f"layer{layer}.key"
+        specs.append(BufferSpec(name, Role.KV, torch.float32, shape, Kind.APPEND, 1, "meta.rows"))
+    arena = Arena(specs, device, one_block=one_block)
+    (group,) = arena.groups
+    assert len(group.planes) == layers
+    assert [plane.shape[0] for plane in group.merged] == ([2 * layers] if one_block else [])
+    session = Session(arena, fingerprint=Fingerprint("rows"), store=Store(device))
+
+    def append(count: int, value: int) -> dict[str, str]:
+        start = arena.row_count("meta.rows")
+        for layer in range(layers):
+            rows = arena[f"layer{layer}.key"][:, start : start + count]
+            rows.copy_(torch.arange(rows.numel()).view(rows.shape) + 1000 * layer + value)
+        arena["meta.rows"].fill_(start + count)
+        session.commit(stamp_ns=1, rows=start + count)
+        return buffer_digests(arena, {"meta.rows": start + count})
+
+    append(7, 1)
+    first = session.snapshot()
+    wanted = append(5, 2)
+    second = session.snapshot()
+    session.restore(first)
+    assert append(5, 3) != wanted
+    session.reset()
+    assert session.restore(second).rows_copied == 12
+    assert buffer_digests(arena, {"meta.rows": 12}) == wanted

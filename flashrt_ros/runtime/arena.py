@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,18 +13,20 @@ from .buffers import BufferSpec, BufferTable
 from .errors import InternalFault, InvalidArgument
 from .layout import Geometry, Layout, RowLayout
 from .memory import allocate, typed
-from .rows import column_rows
+from .rows import column_rows, merged_shapes
 
 
 @dataclass(frozen=True)
 class RowGroup:
     """The live rows of the append buffers with one counter: `planes`.
 
-    A plane is uint8 [outer, capacity, inner]; see RowLayout.
+    A plane is uint8 [outer, capacity, inner]; see RowLayout. Where all lie in one block, `merged`
+    are the same bytes in fewer planes, as `Slab.planes(merged=True)` has them; else it is empty.
     """
 
     layout: RowLayout
     planes: tuple[Tensor, ...]
+    merged: tuple[Tensor, ...] = ()
 
     @property
     def counter(self) -> str:
@@ -36,6 +38,9 @@ class Arena:
 
     All fixed buffers are one allocation, so that freezing them is one copy. `seal()` closes the
     set; the first access to a tensor lays the buffers out and has the same effect on `add`.
+
+    one_block: the append buffers of one counter are one allocation, so that a GPU copies a range of
+    rows of all layers at once. Default: off a CPU, where the compiler wants a storage a buffer.
     """
 
     def __init__(
@@ -44,8 +49,10 @@ class Arena:
         device: str | torch.device = "cpu",
         *,
         layout: Layout | str = Layout.SHAPE,
+        one_block: bool | None = None,
     ) -> None:
         self.device = torch.device(device)
+        self._one_block = self.device.type != "cpu" if one_block is None else one_block
         self.sealed = False
         self._layout = Layout(layout)
         self._specs = list(specs)
@@ -141,7 +148,7 @@ class Arena:
     def _state(self) -> _Laid:
         if self._laid is None:
             geometry = Geometry.of(BufferTable.of(self._specs), self._layout)
-            self._laid = _lay_out(geometry, self.device)
+            self._laid = _lay_out(geometry, self.device, self._one_block)
         return self._laid
 
 
@@ -156,7 +163,7 @@ class _Laid:
     addresses: dict[str, int]
 
 
-def _lay_out(geometry: Geometry, device: torch.device) -> _Laid:
+def _lay_out(geometry: Geometry, device: torch.device, one_block: bool) -> _Laid:
     tensors: dict[str, Tensor] = {}
     fixed = allocate(geometry.fixed_nbytes, device)
     for name, _ in geometry.offsets:
@@ -164,11 +171,9 @@ def _lay_out(geometry: Geometry, device: torch.device) -> _Laid:
         tensors[name] = typed(fixed[geometry.span(name)], spec.dtype).view(spec.shape)
     groups = []
     for layout in geometry.groups:
-        planes = tuple(
-            allocate(outer * layout.capacity * inner, device).view(outer, layout.capacity, inner)
-            for outer, inner in layout.planes
-        )
-        groups.append(RowGroup(layout, planes))
+        group = _group(layout, device, one_block)
+        planes = group.planes
+        groups.append(group)
         for column in layout.columns:
             spec = column.spec
             plane, size = planes[column.plane], spec.dtype.itemsize
@@ -185,6 +190,32 @@ def _lay_out(geometry: Geometry, device: torch.device) -> _Laid:
     ordered = {spec.name: tensors[spec.name] for spec in geometry.table}
     addresses = {name: tensor.data_ptr() for name, tensor in ordered.items()}
     return _Laid(geometry, fixed, tuple(groups), ordered, addresses)
+
+
+def _group(layout: RowLayout, device: torch.device, one_block: bool) -> RowGroup:
+    if not one_block:
+        return RowGroup(
+            layout,
+            tuple(
+                allocate(outer * layout.capacity * inner, device).view(outer, -1, inner)
+                for outer, inner in layout.planes
+            ),
+        )
+    block = allocate(layout.capacity * layout.row_nbytes, device)
+    planes, merged = (
+        tuple(_cut(block, shapes, layout.capacity))
+        for shapes in (layout.planes, merged_shapes(layout.planes))
+    )
+    return RowGroup(layout, planes, merged)
+
+
+def _cut(block: Tensor, shapes: Sequence[tuple[int, int]], capacity: int) -> Iterator[Tensor]:
+    """Planes [outer, capacity, inner] that lie back to back in a block."""
+    offset = 0
+    for outer, inner in shapes:
+        size = outer * capacity * inner
+        yield block[offset : offset + size].view(outer, capacity, inner)
+        offset += size
 
 
 def _contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:

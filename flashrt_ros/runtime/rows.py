@@ -56,10 +56,13 @@ class Slab:
         """The memory was given back; live rows that came from here must be stored again."""
         return self.holders == 0
 
-    def planes(self, start: int, stop: int) -> list[Tensor]:
-        """Rows start .. stop, one uint8 [outer, stop - start, inner] a plane."""
+    def planes(self, start: int, stop: int, *, merged: bool = False) -> list[Tensor]:
+        """Rows start .. stop, one uint8 [outer, stop - start, inner] a plane.
+
+        merged: neighbours of one inner size as one, see `merged_shapes`.
+        """
         parts, offset = [], 0
-        for outer, inner in self.shapes:
+        for outer, inner in merged_shapes(self.shapes) if merged else self.shapes:
             size = outer * self.capacity * inner
             plane = self.block.data[offset : offset + size].view(outer, self.capacity, inner)
             parts.append(plane[:, start - self.start : stop - self.start])
@@ -113,6 +116,18 @@ class Span:
     slab: Slab
     start: int
     stop: int
+
+
+def merged_shapes(shapes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """(outer, inner) of planes that lie back to back, neighbours of one inner size as one plane:
+    every layer's keys and values of a model are so a single strided copy."""
+    merged: list[tuple[int, int]] = []
+    for outer, inner in shapes:
+        if merged and merged[-1][1] == inner:
+            merged[-1] = (merged[-1][0] + outer, inner)
+        else:
+            merged.append((outer, inner))
+    return merged
 
 
 def column_rows(plane: Tensor, column: Column) -> Tensor:

@@ -19,6 +19,7 @@ from .layout import Geometry, RowLayout
 from .memory import Block, Pool, copy_bytes, synchronise
 from .metadata import Piece
 from .rows import RowsRef, Slab, alive, hold, release, set_column_rows, spans, stop_of
+from .streams import copying
 from .tiers import Part, fastest_tier, parts_of
 
 if TYPE_CHECKING:
@@ -58,9 +59,9 @@ def place(store: Store, capsule: Capsule, tier: Tier) -> None:
                 for _, _, new in moves:
                     new.release()
                 raise
-        for _, old, new in moves:
-            copy_bytes(new.data, old.data)
-        synchronise(store.device)
+        with copying(store.device, after_replays=False):
+            for _, old, new in moves:
+                copy_bytes(new.data, old.data)
         with store.lock:
             for part, old, new in moves:
                 gone = part.dead if isinstance(part, Slab) else not part.owners

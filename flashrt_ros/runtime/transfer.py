@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ from .buffers import BufferSpec, Kind, Role
 from .capsule import FixedImage
 from .memory import copy_bytes, synchronise
 from .rows import RowsRef, Span, common_rows, spans, stop_of
+from .streams import copying
 
 Trail = tuple["RowsRef | None", ...]  # for each row group, stored rows that equal the live ones
 
@@ -30,32 +31,39 @@ class Copied:
 
 def freeze(arena: Arena, image: FixedImage, new: Sequence[tuple[RowGroup, Span]]) -> None:
     """Copy all fixed bytes and the new spans out of the arena; done when it returns."""
-    if arena.fixed.numel():
-        copy_bytes(image.block.data, arena.fixed)
-    for group, span in new:
-        for stored, live in zip(span.slab.planes(span.start, span.stop), group.planes, strict=True):
-            copy_bytes(stored, live[:, span.start : span.stop])
-    synchronise(arena.device)
+    with copying(arena.device, after_replays=True):
+        if arena.fixed.numel():
+            copy_bytes(image.block.data, arena.fixed)
+        for group, span in new:
+            for stored, live in _parts(group, span):
+                copy_bytes(stored, live)
 
 
 def thaw(arena: Arena, image: FixedImage, rows: Trail, trail: Trail) -> Copied:
     """Copy a capsule into the arena: all fixed bytes, and the rows that are not live already."""
     copied, shared = arena.fixed.numel(), 0
     rows_copied = rows_shared = 0
-    if copied:
-        copy_bytes(arena.fixed, image.block.data)
-    for group, stored, live in zip(arena.groups, rows, trail, strict=True):
-        same = common_rows(stored, live)
-        for span in spans(stored, same):
-            parts = span.slab.planes(span.start, span.stop)
-            for plane, part in zip(group.planes, parts, strict=True):
-                copy_bytes(plane[:, span.start : span.stop], part)
-        shared += same * group.layout.row_nbytes
-        copied += (stop_of(stored) - same) * group.layout.row_nbytes
-        rows_shared += same
-        rows_copied += stop_of(stored) - same
-    synchronise(arena.device)
+    with copying(arena.device, after_replays=True):
+        if copied:
+            copy_bytes(arena.fixed, image.block.data)
+        for group, stored, live in zip(arena.groups, rows, trail, strict=True):
+            same = common_rows(stored, live)
+            for span in spans(stored, same):
+                for part, plane in _parts(group, span):
+                    copy_bytes(plane, part)
+            shared += same * group.layout.row_nbytes
+            copied += (stop_of(stored) - same) * group.layout.row_nbytes
+            rows_shared += same
+            rows_copied += stop_of(stored) - same
     return Copied(copied, shared, rows_copied, rows_shared)
+
+
+def _parts(group: RowGroup, span: Span) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """A span's bytes as stored and where they are live, in as few pieces as there are."""
+    merged = bool(group.merged)
+    stored = span.slab.planes(span.start, span.stop, merged=merged)
+    for part, plane in zip(stored, group.merged if merged else group.planes, strict=True):
+        yield part, plane[:, span.start : span.stop]
 
 
 def thaw_roles(
