@@ -156,9 +156,14 @@ def test_a_file_without_an_index_is_read_record_by_record(
     assert any("no index" in note for note in report.notes)
 
 
-@pytest.mark.parametrize("share", [0.3, 0.55, 0.8, 0.97])
 @pytest.mark.parametrize(
-    "compression", [CompressionType.NONE, CompressionType.ZSTD, CompressionType.LZ4]
+    ("share", "compression"),
+    [
+        (0.3, CompressionType.NONE),
+        (0.55, CompressionType.ZSTD),
+        (0.8, CompressionType.LZ4),
+        (0.97, CompressionType.ZSTD),
+    ],
 )
 def test_of_a_file_that_was_cut_what_is_there_is_replayed(
     lines: list[Line], tmp_path: Path, share: float, compression: CompressionType

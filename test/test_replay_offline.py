@@ -248,10 +248,8 @@ def test_an_input_that_is_not_in_the_bag_is_named(lines: list[Line], tmp_path: P
     assert found.boundary == 4
 
 
-@pytest.mark.parametrize("boundary", range(17))
-def test_a_jump_to_any_boundary_comes_to_the_same_state(
-    bag: Path, boundary: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+@pytest.mark.parametrize("boundary", [0, 3, 5, 8, 12, 16])
+def test_a_jump_to_any_boundary_comes_to_the_same_state(bag: Path, boundary: int) -> None:
     run = open_run(bag)
     cache = bag.parent / "cache"
     if not cache.exists():
