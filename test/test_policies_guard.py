@@ -221,6 +221,16 @@ def test_in_lockstep_nothing_is_ramped_and_what_was_measured_decides_nothing() -
         assert guard.check(request, context(staying, measured)).trajectory is request
 
 
+def test_in_lockstep_a_refused_trajectory_becomes_a_hold_with_its_own_stamp() -> None:
+    guard = SafetyGuard(LIMITS, actions=LimitActions.parse(["hold"]), lockstep=True)
+    late = context(now_ns=NOW + 50_000_000)
+    checked = guard.check(chunk(0.9), late)
+    assert checked.refused
+    assert checked.trajectory is not None
+    assert checked.trajectory.start_ns == NOW
+    assert checked.trajectory.times[0] > 0.05
+
+
 def test_after_a_hold_the_first_command_begins_where_somebody_moved_the_joints_to() -> None:
     staying = hold(np.zeros(2), NOW, 0.1)
     for measured, begins in (((0.04, 0.0), 0.0), ((0.6, 0.0), 0.6)):

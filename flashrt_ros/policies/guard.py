@@ -204,7 +204,10 @@ class SafetyGuard:
         if not reason and at_rest and np.array_equal(trajectory.positions[-1], start.position):
             return GuardedTrajectory(trajectory)
         times, positions = stop(self.limits, start, self.hold_duration, self._velocities)
-        staying = Trajectory(start.time_ns, times, positions, start.position)
+        # In lockstep an answer begins when its observation was made, whatever delay is simulated.
+        begin_ns = trajectory.start_ns if self._lockstep else start.time_ns
+        times = times + (start.time_ns - begin_ns) * 1e-9
+        staying = Trajectory(begin_ns, times, positions, start.position)
         return GuardedTrajectory(staying, refused=reason)
 
     def _limit(self, request: Trajectory, start: CommandState) -> GuardedTrajectory:
