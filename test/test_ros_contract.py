@@ -277,6 +277,27 @@ def test_an_operator_is_told_what_is_missing_and_what_is_old(robot: Robot) -> No
     assert (report.required, report.age_s) == (False, None)
 
 
+def test_an_input_below_its_rate_holds_the_arm_and_is_told(nodes: tuple[Any, Any]) -> None:
+    rate = "topic: eye\n      rate: 1000.0\n      below_rate: hold\n"
+    one = Robot(*nodes, CONTRACT.replace("topic: eye\n", rate))
+    try:
+        one.tick()  # too little has been seen to judge
+        deadline = time.monotonic() + PATIENCE
+        while one.engine.status.state is not EngineState.HOLDING:
+            assert time.monotonic() < deadline, one.engine.status
+            one.send(picture())
+            time.sleep(0.1)
+        assert "Hz, 1000.0 Hz is required" in one.engine.status.reason
+        assert one.engine.status.reason.startswith("camera comes at ")
+        assert "camera comes at " in one.inputs.problem(time.time_ns())
+        count = len(one.chunks)
+        one.feel()
+        one.send(picture())
+        assert len(one.chunks) == count
+    finally:
+        one.close()
+
+
 def test_another_contract_of_the_same_topic_gets_its_own_qos(nodes: tuple[Any, Any]) -> None:
     """Parameters that override QoS outlive a configuration: the next one must not get them."""
 
@@ -467,6 +488,7 @@ def test_an_input_that_stops_holds_the_arm_by_name_though_nothing_else_comes(
         faults = one.engine.status.faults
         one.send(joint_state())
         one.send(picture())
+        time.sleep(0.3)  # the node looks at ages several times meanwhile
         assert one.engine.status.state is EngineState.HOLDING
         assert one.engine.status.faults == faults  # told once
         one.insist()
