@@ -133,6 +133,9 @@ def test_without_metadata_the_files_are_read_in_the_order_of_their_numbers(
 ) -> None:
     whole = split(lines, tmp_path, StoragePlugin.MCAP)
     (whole / "metadata.yaml").unlink()
+    bag = Bag(whole)
+    recorded = [raw.log_ns for raw in bag.messages(bag.topics())]
+    assert recorded == sorted(line.log_ns for line in lines)
     report = replayed(whole)
     assert report.ticks == 15
     assert any("no metadata.yaml" in note for note in report.notes)
