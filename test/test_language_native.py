@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import configparser
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,16 @@ import pytest
 import torch
 from language_families import Reference, adopted, checkpoint, feed, save_checkpoint, tokens_of
 
+import flashrt_ros
 from flashrt_ros.models.language import Decoder, adopt
 from flashrt_ros.models.language.decoder import DRAW, HISTORY, LOGITS, PENDING
-from flashrt_ros.models.language.native import NativeStep, StepBuffers, Unavailable, build
+from flashrt_ros.models.language.native import (
+    SOURCE,
+    NativeStep,
+    StepBuffers,
+    Unavailable,
+    build,
+)
 from flashrt_ros.runtime.errors import InternalFault, InvalidArgument, Unsupported
 
 _TOLERANCE = 2e-4
@@ -165,3 +173,14 @@ def test_a_prefill_reads_whole_chunks_up_to_the_last_valid_row() -> None:
         arena[name][:, 128:].fill_(float("nan"))
     feed(decoder, tokens_of(64))
     assert bool(torch.isfinite(decoder.logits()).all())
+
+
+def test_the_source_is_part_of_the_package() -> None:
+    """A wheel without it would run everywhere, slowly."""
+    root = Path(__file__).parent.parent
+    setup = configparser.ConfigParser()
+    setup.read(root / "setup.cfg")
+    patterns = setup["options.package_data"]["flashrt_ros"].split()
+    packed = {path for pattern in patterns for path in (root / "flashrt_ros").glob(pattern)}
+    relative = SOURCE.relative_to(Path(flashrt_ros.__file__).parent)
+    assert root / "flashrt_ros" / relative in packed
