@@ -34,7 +34,8 @@ def run(report: Report, *, quick: bool = False, device: str = "cpu", full: bool 
     """Rows `ttft_<model>_<cold|restore>_over_<whom>_<dtype>_<length>`, ms.
 
     A row has our times as samples and the named one's, taken in turns, as `baseline`. `full` adds
-    the longest lengths: 16k of the hybrid, 4k and 8k of SmolLM2.
+    the longest lengths: 16k of the hybrid, 4k and (its context is 8k) 7936 of SmolLM2. All are whole
+    chunks, so that the capsule to restore is one of the whole prefix.
     """
     lengths = [256, 512] if quick else [2048, 4096, 8192] + [16384] * full
     config = hybrid_config(quick)
@@ -44,7 +45,7 @@ def run(report: Report, *, quick: bool = False, device: str = "cpu", full: bool 
         _measure(report, "hybrid", pair, length, quick=quick)
     if device != "cpu":
         return
-    lengths = [256] if quick else [2048] + [4096, 8192 - 2 * SUFFIX] * full
+    lengths = [256] if quick else [2048] + [4096, 7936] * full
     for module in smollm2.modules(report, quick=quick):
         context = lengths[-1] + SUFFIX + 1
         pair = Pair(module, max_context=context, device=device)
