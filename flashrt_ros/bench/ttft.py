@@ -34,8 +34,8 @@ def run(report: Report, *, quick: bool = False, device: str = "cpu", full: bool 
     """Rows `ttft_<model>_<cold|restore>_over_<whom>_<dtype>_<length>`, ms.
 
     A row has our times as samples and the named one's, taken in turns, as `baseline`. `full` adds
-    the longest lengths: 16k of the hybrid, 4k and (its context is 8k) 7936 of SmolLM2. All are whole
-    chunks, so that the capsule to restore is one of the whole prefix.
+    the longest lengths: 16k of the hybrid; 4k and, as its context is 8k, 7936 of SmolLM2. All are
+    whole chunks, so that the capsule to restore is one of the whole prefix.
     """
     lengths = [256, 512] if quick else [2048, 4096, 8192] + [16384] * full
     config = hybrid_config(quick)
