@@ -33,6 +33,7 @@ from flashrt_ros.ros.policy_status import PolicyReporter
 from flashrt_ros.ros.process import leave, run_node
 from flashrt_ros.ros.run_info import RunInfoPublisher
 from flashrt_ros.runtime import Arena, AutoSnapshots, Session, Store
+from flashrt_ros.runtime.threads import pin_from_environment
 
 _STEADY = Clock(clock_type=ClockType.STEADY_TIME)
 _ENGINE_OPTIONS = ("continue_tolerance", "observation_timeout", "hold_duration")
@@ -108,6 +109,7 @@ class PolicyNode(ManagedNode):
         threads = read(self, "threads")
         if threads:
             torch.set_num_threads(threads)
+        pin_from_environment()
         name = read(self, "model")
         self._stage(f"loading '{name}'")
         parts.model = load_policy(name, device=read(self, "device"))

@@ -48,6 +48,8 @@ def place(store: Store, capsule: Capsule, tier: Tier) -> None:
             moves: list[tuple[Part, Block, Block]] = []
             try:
                 for part in parts_of(capsule):
+                    if memory.unified:
+                        break  # the same memory: nothing to move
                     wanted = fastest_tier(part, store.catalog)
                     if memory.tier_of(part) is not wanted:
                         if isinstance(part, Slab):

@@ -15,6 +15,7 @@ import torch
 
 from .capsule import Capsule, FixedImage, Tier
 from .catalog import Catalog
+from .device import is_unified
 from .memory import Pool
 from .rows import Slab, slabs_of
 
@@ -26,8 +27,9 @@ _SPEED = {Tier.DEVICE: 2, Tier.HOST: 1, Tier.DISK: 0}
 class Budgets:
     """Bytes a tier may hold; None: no limit, 0: the tier is not used.
 
-    Host is a tier of its own where the arena is on a CUDA device; for an arena on CPU it would
-    be the same memory under another name and is off unless asked for.
+    Host is a tier of its own where the arena is on a CUDA device with memory of its own; for an
+    arena on CPU, or on a device of unified memory, it would be the same memory under another name
+    and is off unless asked for.
     """
 
     device: int | None = 2 << 30
@@ -36,7 +38,8 @@ class Budgets:
 
     @staticmethod
     def default(device: torch.device) -> Budgets:
-        return Budgets(host=(8 << 30) if device.type == "cuda" else 0)
+        apart = device.type == "cuda" and not is_unified(device)
+        return Budgets(host=(8 << 30) if apart else 0)
 
     def of(self, tier: Tier) -> int | None:
         return {Tier.DEVICE: self.device, Tier.HOST: self.host, Tier.DISK: self.disk}[tier]
@@ -78,13 +81,13 @@ class Counters:
 
 
 class Memory:
-    """The two memory tiers."""
+    """The two memory tiers; on a device of unified memory they are one pool, see device.py."""
 
     def __init__(self, device: torch.device) -> None:
-        self.pools = {
-            Tier.DEVICE: Pool(device),
-            Tier.HOST: Pool(torch.device("cpu"), pinned=device.type == "cuda"),
-        }
+        self.unified = is_unified(device)
+        own = Pool(device)
+        host = own if self.unified else Pool(torch.device("cpu"), pinned=device.type == "cuda")
+        self.pools = {Tier.DEVICE: own, Tier.HOST: host}
 
     def tier_of(self, part: Part) -> Tier:
         return Tier.DEVICE if part.block.pool is self.pools[Tier.DEVICE] else Tier.HOST
