@@ -120,17 +120,16 @@ class PolicyInputs:
     def _subscribe(
         self, source: Input, callback: Callable[[Any], None], default: QoSProfile, group: Any
     ) -> None:
+        # rclpy keeps such parameters for the node's life. Where the contract or the mode says which
+        # QoS is meant, they would put an earlier configuration's in its place.
+        overridable = default is qos.SENSOR and source.qos is None
         subscription = self._node.create_subscription(
             _CLASSES[source.type],
             source.topic,
             callback,
             default if source.qos is None else qos.of_contract(source.qos),
             callback_group=group,
-            # rclpy keeps such parameters for the node's life. Where the contract or the mode says
-            # which QoS is meant, they would put an earlier configuration's in its place.
-            qos_overriding_options=_OVERRIDABLE
-            if default is qos.SENSOR and not source.qos
-            else None,
+            qos_overriding_options=_OVERRIDABLE if overridable else None,
         )
         self._subscriptions.append(subscription)
         self.sources[source.name] = (subscription.topic_name, str(source.type))
