@@ -11,16 +11,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-
 from flashrt_ros.replay import compare
 from flashrt_ros.replay.inputs import InputFault, RunInputs
 from flashrt_ros.replay.live_node import LiveNode, LiveOptions
 from flashrt_ros.replay.live_verbs import QUIET_KINDS, VerbCaller
 from flashrt_ros.replay.machine import spec_of
-from flashrt_ros.replay.offline import row_of
 from flashrt_ros.replay.outcome import Difference, ReplayedBoundary, ReplayReport
 from flashrt_ros.replay.plan import goal_of, make_plan
+from flashrt_ros.replay.rows import covered_s, row_of
 from flashrt_ros.replay.run import CannotReplay, Run, RunChunk, RunEvent
 
 
@@ -97,8 +95,7 @@ class _LiveReplay:
         except _Found as found:
             first = found.difference
         seconds = time.perf_counter() - began
-        steps = np.diff(np.array([row.stamp_ns for row in self._rows], dtype=np.int64))
-        covered_s = float(steps[steps > 0].sum() * 1e-9)
+        covered = covered_s(self._rows)
         notes = [*self._run.notes, f"live, through {self._node.name}"]
         if self._restamped:
             notes.append("inputs were stamped alike for lockstep; their digests are not compared")
@@ -110,7 +107,7 @@ class _LiveReplay:
             boundaries=tuple(self._rows),
             difference=first,
             seconds=seconds,
-            realtime_factor=covered_s / seconds if seconds > 0 else 0.0,
+            realtime_factor=covered / seconds if seconds > 0 else 0.0,
             compared=self._compared,
             notes=tuple(notes),
         )
