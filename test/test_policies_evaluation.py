@@ -179,8 +179,10 @@ def test_evaluations_take_no_bytes_of_the_store_but_those_that_are_kept(
     bench.tick()
     bench.snapshot("here")
     before = used()
+    known = {info.id for info in bench.session.capsules()}
     bench.evaluate(*[Branch()] * 5, capsule="here", ticks=3)
     assert used() == before
+    assert {info.id for info in bench.session.capsules()} == known
     bench.evaluate(*[Branch()] * 2, capsule="here", keep=True)
     assert used() == before + 2 * bench.session.arena.fixed.numel()
 
