@@ -316,6 +316,14 @@ def test_an_input_older_than_its_maximum_is_not_used_and_is_named() -> None:
     assert reason == "joint_states is 0.060 s old, at most 0.05 s is allowed"
 
 
+def test_an_age_at_its_limit_is_allowed_to_the_ns() -> None:
+    """As floats, 300000000 ns are 0.30000000000000004 s."""
+    one = Sensors(timed(default_contract(spec("camera")), "camera", max_age=0.3))
+    one.joints(0)
+    assert one.image(0, late_ns=300_000_001) is None
+    assert one.image(1, late_ns=300_000_000) is not None
+
+
 def test_age_counts_from_the_stamp_not_from_the_receipt() -> None:
     one = Sensors(timed(default_contract(spec("camera")), "camera", max_age=0.05))
     one.joints(0)
