@@ -32,6 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=sorted(DTYPES), help="default: that of the checkpoint")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--backend", default="eager", help="eager, compiled or cuda_graph")
+    parser.add_argument(
+        "--kernels", choices=("auto", "native", "torch"), default="auto",
+        help="what decode steps run in (auto: native where it can be had)",
+    )  # fmt: skip
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--stop", action="append", default=[], help="text that ends the answer")
     parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy (default)")
@@ -70,6 +74,7 @@ def _generate(options: argparse.Namespace) -> int:
         dtype=options.dtype,
         device=options.device,
         backend=options.backend,
+        kernels=options.kernels,
     )
     arena = model.arena()
     session = Session(arena, fingerprint=model.fingerprint)
