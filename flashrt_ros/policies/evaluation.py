@@ -14,24 +14,21 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from flashrt_ros.models.policy import PolicyModel, TwinPolicy, write_inputs
-from flashrt_ros.policies.execution import nothing_under_way
+from flashrt_ros.models.policy import PolicyModel
 from flashrt_ros.policies.observation import Observation
-from flashrt_ros.runtime import Arena, Code, RuntimeFault, Session, StateItem, Tier
+from flashrt_ros.policies.twin import Twin
+from flashrt_ros.runtime import Code, RuntimeFault, Session, Tier
 from flashrt_ros.runtime.capsule import Capsule, new_id
 from flashrt_ros.runtime.errors import (
     Busy,
     Cancelled,
-    InternalFault,
     InvalidArgument,
     NotReady,
     UnknownInstruction,
-    Unsupported,
 )
 from flashrt_ros.runtime.plans import Backend
 
@@ -155,73 +152,6 @@ class _Task:
         if self.cancelled.is_set():
             return Code.CANCELLED
         return Code.DEADLINE_EXCEEDED if time.monotonic() > self.deadline else Code.OK
-
-
-class Twin:
-    """A second arena, a model bound to it, and a session over the live session's store.
-
-    Raises Unsupported for a model that cannot be bound twice.
-    """
-
-    def __init__(self, model: PolicyModel, live: Session, backend: Backend | str) -> None:
-        if not isinstance(model, TwinPolicy):
-            raise Unsupported(f"policy '{model.name}' has no twin(): it cannot be evaluated")
-        geometry = live.arena.geometry
-        arena = Arena(geometry.table, live.arena.device, layout=geometry.layout)
-        self.model = model.twin()
-        self.model.bind(arena, seed=live.seed, backend=backend)
-        self.session = Session(
-            arena,
-            fingerprint=self.model.fingerprint,
-            store=live.store,
-            seed=live.seed,
-            session_id=f"{live.id}.evaluation",
-        )
-        self._values = {item.name: item.value() for item in live.first.meta.state}
-        for name in self._values:
-            put = partial(self._values.__setitem__, name)
-            get = partial(self._values.__getitem__, name)
-            self.session.register_state(StateItem(name, get, lambda value: None, put))
-        # Nobody resets a twin: its first state would only take room in the live store.
-        self.session.store.drop(self.session.store.find(self.session.first))
-
-    @property
-    def instruction(self) -> str:
-        """The instruction in force."""
-        return str(self._values.get("instruction", ""))
-
-    def begin(self, source: Capsule, branch: Branch) -> None:
-        """Put a capsule's state into the arena, then the branch's own instruction and seed."""
-        self.session.restore(source)
-        if branch.instruction is not None:
-            self.model.write_instruction(branch.instruction)
-            self._values["instruction"] = branch.instruction
-        if branch.seed is not None:
-            self.model.write_seed(branch.seed)
-            self.session.seed = branch.seed
-
-    def tick(self, observation: Observation) -> tuple[np.ndarray, float]:
-        """One step: the chunk, float32 [points, joints], and the time that it took, s.
-
-        Raises InternalFault for a chunk that is not finite.
-        """
-        started = time.perf_counter()
-        vectors = getattr(observation, "vectors", {})
-        write_inputs(self.model, observation.images, observation.positions, vectors)
-        self.model.tick()
-        chunk = self.model.chunk()
-        inference_s = time.perf_counter() - started
-        if not np.isfinite(chunk).all():
-            raise InternalFault("the policy gave a value that is not finite")
-        if "execution" in self._values:  # nothing of a branch is executed
-            self._values["execution"] = nothing_under_way(observation.stamp_ns)
-        inputs = observation.digest() + self.instruction.encode()
-        self.session.commit(stamp_ns=observation.stamp_ns, inputs=inputs)
-        return chunk, inference_s
-
-    def keep(self) -> str:
-        """Freeze the state as an unnamed capsule; its id."""
-        return self.session.snapshot(tags=(TAG,)).id
 
 
 class Evaluator:
@@ -435,7 +365,8 @@ class Evaluator:
         twin, source, held = self._twin, task.source, task.held
         gone = held is not None and not twin.session.store.has(source)
         # After a tick that failed the buffers are mixed; a restore overwrites every one of them.
-        twin.begin(held if gone and held is not None else source, branch)
+        begin = held if gone and held is not None else source
+        twin.begin(begin, branch.instruction, branch.seed)
         chunks: list[EvaluatedChunk] = []
         for index in range(task.evaluation.ticks):
             # A branch has time, a live tick has not; but a live replay that hangs ends no deadline.
@@ -456,7 +387,7 @@ class Evaluator:
             chunks=tuple(chunks),
             complete=complete,
             state_digest=twin.session.digest(),
-            capsule=twin.keep() if task.evaluation.keep and complete else "",
+            capsule=twin.keep((TAG,)) if task.evaluation.keep and complete else "",
             duration_s=time.perf_counter() - started,
         )
 
