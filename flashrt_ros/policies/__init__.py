@@ -6,6 +6,7 @@ Nothing in this layer knows ROS; `flashrt_ros.ros` converts messages to and from
 
 from flashrt_ros.policies.assembler import ObservationAssembler
 from flashrt_ros.policies.engine import PolicyEngine
+from flashrt_ros.policies.execution import Execution, ExecutionOptions
 from flashrt_ros.policies.motion import Motion
 from flashrt_ros.policies.observation import Observation
 from flashrt_ros.policies.output import ChunkOutput, CommandOutput, EngineEvent, EngineListener
@@ -22,6 +23,8 @@ __all__ = [
     "EngineOptions",
     "EngineState",
     "EngineStatus",
+    "Execution",
+    "ExecutionOptions",
     "Motion",
     "Observation",
     "ObservationAssembler",
