@@ -13,7 +13,7 @@ import torch
 from language_families import Reference, adopted, checkpoint, feed, save_checkpoint, tokens_of
 
 import flashrt_ros
-from flashrt_ros.models.language import Decoder, adopt
+from flashrt_ros.models.language import Decoder, Sampling, adopt
 from flashrt_ros.models.language.decoder import DRAW, HISTORY, LOGITS, PENDING
 from flashrt_ros.models.language.native import (
     SOURCE,
@@ -173,6 +173,31 @@ def test_a_prefill_reads_whole_chunks_up_to_the_last_valid_row() -> None:
         arena[name][:, 128:].fill_(float("nan"))
     feed(decoder, tokens_of(64))
     assert bool(torch.isfinite(decoder.logits()).all())
+
+
+def test_compiled_steps_say_what_eager_steps_say(tmp_path: Path) -> None:
+    """torch.compile, greedy and sampled, without a break in the graph: nothing runs in Python."""
+    folder = save_checkpoint("llama", tmp_path, num_hidden_layers=1)
+    models = [
+        adopt(folder, max_context=100, chunk=64, kernels="torch", backend=backend)
+        for backend in ("compiled", "eager")
+    ]
+    torch._dynamo.reset()
+    decoders = [model.bind(model.arena(), seed=3) for model in models]
+    assert {plan.name: str(plan.active) for plan in decoders[0].plans} == {
+        "prefill": "eager",
+        "choice": "compiled",
+        "plain_choice": "compiled",
+        "step": "compiled",
+        "plain_step": "compiled",
+    }
+    assert not torch._dynamo.utils.counters["graph_break"]
+    for decoder in decoders:
+        feed(decoder, tokens_of(20))
+    assert said(decoders[0], 30) == said(decoders[1], 30)
+    for decoder in decoders:
+        decoder.set_sampling(Sampling(temperature=1.0, top_k=20, seed=5))
+    assert [decoders[0].step() for _ in range(30)] == [decoders[1].step() for _ in range(30)]
 
 
 def test_the_source_is_part_of_the_package() -> None:

@@ -85,7 +85,7 @@ class Decoder:
                 for bucket in model.prefill_buckets
                 for length in model.piece_lengths
             ],
-            model.backend,
+            model.prefill_backend,
         )
         choices = [ShapeKey(0, bucket) for bucket in buckets]
         steps = [ShapeKey(1, bucket) for bucket in buckets]

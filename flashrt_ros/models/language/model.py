@@ -92,12 +92,21 @@ class LanguageModel:
         return (*sizes, self.max_context)
 
     @property
+    def prefill_backend(self) -> Backend:
+        """How prefill plans are replayed: not compiled.
+
+        Their time is in large matrix products, which torch.compile leaves to the same library, and
+        there would be one to compile for each length and bucket.
+        """
+        return Backend.EAGER if self.backend is Backend.COMPILED else self.backend
+
+    @property
     def prefill_buckets(self) -> tuple[int, ...]:
         """Rows that attention can be made to read in a prefill.
 
         Eager plans read whole chunks up to the last one that has a valid row, and no more.
         """
-        if self.backend is not Backend.EAGER:
+        if self.prefill_backend is not Backend.EAGER:
             return self.buckets
         return (*range(self.chunk, self.max_context, self.chunk), self.max_context)
 
@@ -108,7 +117,7 @@ class LanguageModel:
         Eager plans cost nothing, so there is one for every length. Captured ones do: the rest of a
         prompt is then cut into powers of two.
         """
-        if self.backend is Backend.EAGER:
+        if self.prefill_backend is Backend.EAGER:
             return tuple(range(1, self.chunk + 1))
         lengths = {self.chunk}
         length = 1
