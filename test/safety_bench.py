@@ -65,9 +65,9 @@ class SafetyBench:
             JointState(header=self.stamp(), name=list(JOINTS), position=self.positions.tolist())
         )
 
-    def show_image(self) -> None:
+    def show_image(self, encoding: str = "rgb8") -> None:
         self._images.publish(
-            Image(header=self.stamp(), height=4, width=4, encoding="rgb8", step=12, data=bytes(48))
+            Image(header=self.stamp(), height=4, width=4, encoding=encoding, step=12, data=bytes(48))
         )
 
     def show(self) -> None:

@@ -149,6 +149,52 @@ def test_nothing_is_sent_before_the_first_observation(bench: Bench) -> None:
     assert bench.out.commands == []
 
 
+EARLY: dict[str, Callable[[Bench], object]] = {
+    "a bad input": lambda bench: bench.engine.fault("bad image"),
+    "an interrupt": lambda bench: bench.interrupt(),
+    "the emergency stop": lambda bench: bench.engine.press_emergency_stop("pressed").result(5.0),
+    "a reset": lambda bench: bench.engine.call(lambda s: bench.engine.reset(Motion.REPLAN)),
+    "a chunk to go on with": lambda bench: bench.restore("moving", Motion.CONTINUE),
+    "deactivation": lambda bench: bench.engine.deactivate(),
+}
+
+
+@pytest.mark.parametrize("what", EARLY)
+def test_nothing_leaves_between_activation_and_an_observation_though_the_joints_are_known(
+    bench: Bench, what: str
+) -> None:
+    bench.tick()
+    bench.snapshot("moving")
+    bench.engine.deactivate()
+    bench.engine.activate()
+    bench.engine.measure(np.array([0.1, 0.2]))
+    sent = len(bench.out.commands)
+    EARLY[what](bench)
+    bench.settle()
+    assert len(bench.out.commands) == sent
+
+
+def test_hold_before_any_command_is_sent_once_an_observation_was_complete(bench: Bench) -> None:
+    bench.engine.fault("instruction: unknown", ends=Ends.INSTRUCTION)
+    bench.engine.offer(bench.observation())
+    bench.settle()
+    assert bench.out.commands == []
+    bench.interrupt()
+    (held,) = bench.out.commands
+    np.testing.assert_array_equal(held.trajectory.positions, [[0.1, 0.2]])  # as measured
+
+
+def test_hold_is_sent_after_the_clock_jumped_though_no_observation_has_come_since(
+    bench: Bench,
+) -> None:
+    bench.tick()  # a controller may still be at it
+    bench.engine.clock_jumped().result(5.0)
+    bench.engine.measure(np.array([0.1, 0.2]))
+    bench.engine.fault("bad image")
+    bench.settle()
+    assert bench.out.commands[-1].is_hold
+
+
 def test_a_tick_commits_one_boundary_and_sends_its_chunk(bench: Bench) -> None:
     command = bench.tick()
     assert (command.boundary, command.step, command.is_hold) == (1, 1, False)

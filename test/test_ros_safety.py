@@ -280,6 +280,13 @@ def test_nothing_is_sent_before_the_first_complete_observation() -> None:
             ),
             "a diagnostic that names the camera",
         )
+        made.show_image("no encoding")
+        made.held("no encoding")
+        made.client.interrupt()
+        on_executor(made.node, made.node.trigger_deactivate)
+        on_executor(made.node, made.node.trigger_activate)
+        made.settle()
+        assert made.commands.all() == []
         made.move()
 
 

@@ -65,6 +65,8 @@ class Settlement:
         """Observations from before this are ignored."""
         self.seen: Observation | None = None
         """The newest observation since activation."""
+        self._begun = False
+        """Whether a complete observation has come since activation: nothing is sent before."""
         self.pending: Trajectory | None = None
         """What is about to be commanded, while its boundary is committed: capsules hold it."""
         self.faults = 0
@@ -91,7 +93,12 @@ class Settlement:
         """The time: in lockstep that of the observation, for the world waits for its answer."""
         return stamp_ns if self.options.lockstep else self._clock()
 
-    # -- after a tick ----------------------------------------------------------------------
+    # -- around a tick ---------------------------------------------------------------------
+
+    def see(self, observation: Observation) -> None:
+        """A complete observation that is newer than the last: commands may leave from now on."""
+        self.seen = observation
+        self._begun = True
 
     def move(self, trajectory: Trajectory, now_ns: int) -> CommandOutput | None:
         """Command a trajectory; None if the guard refused it: it has become a hold, as is said."""
@@ -138,6 +145,8 @@ class Settlement:
 
     def _rest(self, now_ns: int) -> Trajectory | None:
         """What is left of the chunk under way, if the joints are where they were then."""
+        if not (self._begun or self.options.lockstep):
+            return None
         left, measured = self.executor.left, self.pilot.measured
         if left is None or left.measured is None or measured is None:
             return None
@@ -159,8 +168,9 @@ class Settlement:
     # -- holds -----------------------------------------------------------------------------
 
     def hold_now(self) -> None:
-        """Send a hold; any thread."""
-        self.pilot.hold(self._session, self._clock(), immediate=True)
+        """Send a hold, unless nothing can have been commanded yet that it would end; any thread."""
+        if self._begun:
+            self.pilot.hold(self._session, self._clock(), immediate=True)
 
     def answer(self, stamp_ns: int) -> None:
         """Lockstep: answer an observation, or a bad message, of this stamp with a hold."""
@@ -243,6 +253,7 @@ class Settlement:
             if self._safety.emergency.pressed:
                 self.begin_halt(self._safety.emergency.reason, Ends.VERB)
         self.seen = None
+        self._begun = False
         self.not_before_ns = self._clock() if active else 0
 
     def forget(self) -> None:

@@ -74,7 +74,7 @@ class Ticker:
             return
         if not lockstep and observation.stamp_ns < settlement.not_before_ns:
             return
-        settlement.seen = observation
+        settlement.see(observation)
         # A hold that this observation may end does so when its tick has commanded a motion.
         halt = settlement.halt
         if halt is not None and halt.ends not in (Ends.OBSERVATION, Ends.TICK):
