@@ -67,7 +67,9 @@ class SafetyBench:
 
     def show_image(self, encoding: str = "rgb8") -> None:
         self._images.publish(
-            Image(header=self.stamp(), height=4, width=4, encoding=encoding, step=12, data=bytes(48))
+            Image(
+                header=self.stamp(), height=4, width=4, encoding=encoding, step=12, data=bytes(48)
+            )
         )
 
     def show(self) -> None:
