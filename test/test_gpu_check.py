@@ -25,7 +25,8 @@ def test_the_script_runs_audits_and_benchmarks_and_says_what_came_of_each(tmp_pa
         "OMP_NUM_THREADS": "1",
     }  # fmt: skip
     done = subprocess.run(
-        ["bash", str(ROOT / "scripts/gpu_check.sh"), "--out", str(tmp_path)],
+        ["bash", str(ROOT / "scripts/gpu_check.sh"), "--out", str(tmp_path),
+         "--seconds", "540"],
         env=environment, capture_output=True, text=True, check=False, timeout=550,
     )  # fmt: skip
     logs = "\n".join(file.read_text()[-2000:] for file in tmp_path.glob("*.log"))
