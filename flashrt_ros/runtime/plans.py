@@ -179,7 +179,10 @@ class Plan:
                     self.fn(key)
             torch.cuda.current_stream(arena.device).wait_stream(side)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=shared, stream=side):
+            # thread_local: a mover's copies in another thread are not this capture's business
+            with torch.cuda.graph(
+                graph, pool=shared, stream=side, capture_error_mode="thread_local"
+            ):
                 self.fn(key)
             self.captures += 1
             self._ready[key] = graph.replay
