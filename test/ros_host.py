@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import rclpy
+from rclpy._rclpy_pybind11 import InvalidHandle
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.lifecycle import TransitionCallbackReturn
 from rclpy.node import Node
@@ -50,13 +51,23 @@ def hosted(
     executor = SingleThreadedExecutor(context=context)
     executor.add_node(node)
     executor.add_node(other)
-    thread = threading.Thread(target=executor.spin, daemon=True)
+    ending = threading.Event()
+
+    def spin() -> None:
+        while not ending.is_set():
+            try:
+                executor.spin_once(timeout_sec=0.1)
+            except InvalidHandle:
+                pass  # the test's thread destroyed what this one was about to wait for
+
+    thread = threading.Thread(target=spin, daemon=True)
     thread.start()
     try:
         yield node, other
     finally:
-        executor.shutdown()
+        ending.set()
         thread.join(PATIENCE)
+        executor.shutdown()
         stop = getattr(node, "stop", None)
         if stop is not None:
             stop()

@@ -151,3 +151,6 @@ class ManagedNode(LifecycleNode):
         self._configured = False
         self._attempt("teardown", self._teardown)
         self._attempt("status", self._report)
+        # rclpy's callback groups keep a reference to every entity that ever was in them.
+        kept = self.default_callback_group.entities
+        kept -= {reference for reference in kept if reference() is None}
