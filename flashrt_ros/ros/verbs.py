@@ -33,7 +33,7 @@ T = TypeVar("T")
 Verb = Callable[[Session], tuple[Any, Motion]]
 
 # A verb that finds the replay thread idle is done sooner than the executor would come round again.
-_AT_ONCE = 0.001  # s
+_AT_ONCE = 0.003  # s
 _SWEEP = 0.1  # s, how late a timeout may be noticed
 
 
