@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from flashrt_ros.policies.clamping import clamp, find_breaches, starts_within, stop
+from flashrt_ros.policies.clamping import _intervals, clamp, find_breaches, starts_within, stop
 from flashrt_ros.policies.limits import (
     CommandState,
     JointLimit,
@@ -108,6 +108,21 @@ def test_what_was_limited_is_within_the_limits_and_stays_bit_for_bit(
     assert find_breaches(limits, once, times, start) == []
     if not find_breaches(limits, positions, times, start):
         assert once.tobytes() == positions.tobytes()
+
+
+@settings(max_examples=50, deadline=None)
+@given(data=st.data(), limits=any_limits(), request_=any_request())
+def test_what_is_clamped_a_joint_at_a_time_is_what_the_intervals_say_bit_for_bit(
+    data: st.DataObject, limits: JointLimits, request_: tuple[np.ndarray, np.ndarray]
+) -> None:
+    start = data.draw(any_start(limits))
+    positions, times = request_
+    before, velocity = start.position, start.velocity
+    safe = clamp(limits, positions, times, start)
+    for index, step in enumerate(np.diff(times, prepend=0.0)):
+        nearest = _intervals(limits, before, velocity, np.array([step])).clip(positions[index])
+        assert safe[index].tobytes() == nearest.tobytes()
+        before, velocity = nearest, (nearest - before) / step
 
 
 @settings(max_examples=40, deadline=None)

@@ -141,6 +141,11 @@ class JointLimits:
         }
         return cls(tuple(names), **columns)
 
+    def each(self) -> list[JointLimit]:
+        """The limits a joint."""
+        columns = [getattr(self, item.name).tolist() for item in fields(JointLimit)]
+        return [JointLimit(*values) for values in zip(*columns, strict=True)]
+
     def of_velocities(self, columns: Sequence[int]) -> JointLimits:
         """The same for joints some of which are told velocities: what limits those.
 
