@@ -118,11 +118,12 @@ def _interrupts(report: Report, rig: Rig, turns: int) -> None:
 
 def _observations(report: Report, rig: Rig, turns: int) -> None:
     """From the image being published to its command, in turns with an echo of its header."""
-    samples = interleaved({"command": rig.observe, "echo": rig.echo}, turns, warmup=2)
-    report.add(row_of("observation_to_echo", samples["echo"], unit="ms"))
-    report.add(
-        row_of("observation_to_command", samples["command"], unit="ms", against=samples["echo"])
-    )
+    commands, echoes = [], []
+    for _ in range(turns):
+        commands.append(rig.observe())
+        echoes.append(rig.echo())
+    report.add(row_of("observation_to_echo", echoes, unit="ms"))
+    report.add(row_of("observation_to_command", commands, unit="ms", against=echoes))
 
 
 def _boundaries(report: Report, rig: Rig, seconds: float) -> None:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -76,15 +77,24 @@ class Rig:
 
     # -- what it publishes
 
-    def observe(self) -> None:
-        """An observation, and its command's arrival."""
-        stamp = self._publish(self._images)
-        self._until(lambda: stamp in self._answered, "a command")
+    def observe(self) -> float:
+        """Seconds from an image being published to its command's arrival."""
+        return self._answer_time(self._images, self._answered, "a command")
 
-    def echo(self) -> None:
-        """The same image to the peer, and the echo of its header."""
-        stamp = self._publish(self._echo_images)
-        self._until(lambda: stamp in self._echoed, "an echo")
+    def echo(self) -> float:
+        """The same with the peer, which answers with the image's header."""
+        return self._answer_time(self._echo_images, self._echoed, "an echo")
+
+    def _answer_time(self, images: Any, answered: set[tuple[int, int]], what: str) -> float:
+        """An image that overtakes its joint state, or is lost, is sent again and not counted."""
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            start = time.perf_counter()
+            stamp = self._publish(images)
+            with self._changed:
+                if self._changed.wait_for(partial(answered.__contains__, stamp), 1.0):
+                    return time.perf_counter() - start
+        raise TimeoutError(f"{what} did not come within {PATIENCE} s")
 
     def tick(self, count: int) -> None:
         """Observations until the policy has committed that many more boundaries."""
