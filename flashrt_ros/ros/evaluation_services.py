@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,8 @@ from flashrt_ros.models.policy import PolicySpec
 from flashrt_ros.msg import ActionChunk, RecordedObservation
 from flashrt_ros.msg import BranchResult as BranchResultMsg
 from flashrt_ros.policies import Motion, Observation, Trajectory
+from flashrt_ros.policies.assembler import compose
+from flashrt_ros.policies.contract import Contract, JointsInput, MessageType, SensorInput
 from flashrt_ros.policies.evaluation import (
     Branch,
     BranchReport,
@@ -24,42 +28,69 @@ from flashrt_ros.policies.evaluation import (
     EvaluationReport,
     Evaluator,
 )
-from flashrt_ros.policies.observation import JOINTS
-from flashrt_ros.ros.conversions import joint_positions, to_ns, to_points, to_time
-from flashrt_ros.ros.images import to_rgb
+from flashrt_ros.ros.conversions import to_ns, to_points, to_time
+from flashrt_ros.ros.decoding import decode
 from flashrt_ros.ros.verbs import Outcome, VerbRunner, answer, expectations, result_of
 from flashrt_ros.runtime import Code
 from flashrt_ros.runtime.errors import InvalidArgument, RuntimeFault
 from flashrt_ros.srv import CancelEvaluation, Evaluate
 
 
-def to_observation(message: RecordedObservation, spec: PolicySpec) -> Observation:
-    """An observation that a caller gives.
+def to_observation(message: RecordedObservation, contract: Contract) -> Observation:
+    """An observation that a caller gives: what live messages would become by the same contract.
+
+    Images are raw, whatever type the contract's topics have; the one joint state serves every
+    source of joints by the names that its own messages would have. Optional cameras may be left
+    out. Vectors always are, as the message has no field for them.
 
     Raises:
         InvalidArgument: an input is missing, unknown or cannot be used.
     """
     names = list(message.camera_names)
-    if sorted(names) != sorted(spec.cameras) or len(message.images) != len(names):
+    known = {camera.name: camera for camera in contract.cameras}
+    lacking = [name for name, camera in known.items() if camera.required and name not in names]
+    unknown = lacking or len(set(names)) != len(names) or not known.keys() >= set(names)
+    if unknown or len(message.images) != len(names):
         raise InvalidArgument(
             f"observation has {len(message.images)} images for the cameras "
-            f"{', '.join(names) or 'none'}; expected one for each of {', '.join(spec.cameras)}"
+            f"{', '.join(names) or 'none'}; expected one for each of {', '.join(known)}"
         )
+    vectors = [vector.name for vector in contract.vectors if vector.required]
+    if vectors:
+        raise InvalidArgument(
+            f"observation cannot have {', '.join(vectors)}, which the policy takes: leave "
+            "observations empty, the newest one that the node has seen is then used"
+        )
+    given: list[tuple[SensorInput, Any]] = [
+        (replace(known[name], type=MessageType.IMAGE), image)
+        for name, image in zip(names, message.images, strict=True)
+    ]
+    given += [(source, message.joint_states) for source in _joint_sources(contract)]
     stamp_ns = to_ns(message.header.stamp)
     try:
-        images = {name: to_rgb(image) for name, image in zip(names, message.images, strict=True)}
-        positions = joint_positions(message.joint_states, spec.joint_names)
+        arrived = {source.name: decode(source, each, stamp_ns) for source, each in given}
     except ValueError as error:
         raise InvalidArgument(f"observation: {error}") from error
-    stamps = {
-        name: to_ns(image.header.stamp) for name, image in zip(names, message.images, strict=True)
-    }
-    stamps[JOINTS] = to_ns(message.joint_states.header.stamp)
-    return Observation(stamp_ns, images, positions, stamps)
+    return replace(compose(contract, arrived), stamp_ns=stamp_ns)
 
 
-def to_evaluation(request: Evaluate.Request, request_id: str, spec: PolicySpec) -> Evaluation:
-    """What is to be evaluated.
+def _joint_sources(contract: Contract) -> Sequence[JointsInput]:
+    """The sources of joints, none of whose joints have the same name in their messages."""
+    owners: dict[str, str] = {}
+    for source in contract.joints:
+        for joint in source.joints:
+            name = source.names.get(joint, joint)
+            other = owners.setdefault(name, joint)
+            if other != joint:
+                raise InvalidArgument(
+                    f"observation has one joint state, but '{name}' means {other} and {joint}, by "
+                    "their topics: leave observations empty, the newest one is then used"
+                )
+    return contract.joints
+
+
+def to_evaluation(request: Evaluate.Request, request_id: str, contract: Contract) -> Evaluation:
+    """What is to be evaluated; the contract says how given observations are read.
 
     Raises:
         InvalidArgument: a field has a value that cannot be meant.
@@ -81,7 +112,7 @@ def to_evaluation(request: Evaluate.Request, request_id: str, spec: PolicySpec) 
         ),
         capsule=request.capsule,
         ticks=request.ticks,
-        observations=tuple(to_observation(message, spec) for message in request.observations),
+        observations=tuple(to_observation(message, contract) for message in request.observations),
         keep=request.keep,
         deadline=request.deadline or None,
         **expectations(request),
@@ -134,14 +165,17 @@ class EvaluationServices:
         self._runner = runner
         self._evaluator: Evaluator | None = None
         self._spec: PolicySpec | None = None
+        self._contract = Contract()
         node.create_service(Evaluate, "~/capsule/evaluate", self._evaluate, callback_group=group)
         node.create_service(
             CancelEvaluation, "~/capsule/cancel_evaluation", self._cancel, callback_group=group
         )
 
-    def attach(self, evaluator: Evaluator | None, spec: PolicySpec | None) -> None:
-        """Serve an evaluator; None: none any more."""
-        self._evaluator, self._spec = evaluator, spec
+    def attach(
+        self, evaluator: Evaluator | None, spec: PolicySpec | None, contract: Contract
+    ) -> None:
+        """Serve an evaluator; None: none any more. `contract`: checked against the spec."""
+        self._evaluator, self._spec, self._contract = evaluator, spec, contract
 
     async def _evaluate(self, request: Evaluate.Request, response: Evaluate.Response) -> Any:
         response.request_id = request.request_id or secrets.token_hex(8)
@@ -149,7 +183,7 @@ class EvaluationServices:
         if evaluator is None or spec is None:
             return answer(response, self._no_evaluator())
         try:
-            evaluation = to_evaluation(request, response.request_id, spec)
+            evaluation = to_evaluation(request, response.request_id, self._contract)
         except RuntimeFault as fault:
             return answer(response, self._runner.outcome(fault.code, str(fault)))
         outcome = await self._runner.follow(

@@ -9,6 +9,7 @@ from rclpy.callback_groups import ReentrantCallbackGroup
 from rclpy.node import Node
 
 from flashrt_ros.policies import PolicyEngine
+from flashrt_ros.policies.contract import Contract
 from flashrt_ros.policies.evaluation import Evaluator
 from flashrt_ros.policies.run import TimedRuns
 from flashrt_ros.ros.capsule_services import CapsuleServices
@@ -45,6 +46,7 @@ class PlannerSurface:
         self,
         engine: PolicyEngine,
         clock: Callable[[], int],
+        contract: Contract,
         *,
         timeout: float,
         backend: str,
@@ -53,8 +55,9 @@ class PlannerSurface:
     ) -> None:
         """Serve an engine that has not ticked yet.
 
-        timeout: longest wait of a verb for the replay thread, s; evaluate: keep a second arena;
-        digests: answer with the digest of a state that was restored.
+        contract: how observations that callers give are read; timeout: longest wait of a verb for
+        the replay thread, s; evaluate: keep a second arena; digests: answer with the digest of a
+        state that was restored.
         """
         if evaluate:
             try:
@@ -62,7 +65,7 @@ class PlannerSurface:
             except Unsupported as fault:
                 self._node.get_logger().info(f"evaluate is not offered: {fault}")
         self._runs = TimedRuns(engine, clock)
-        self._evaluations.attach(self._evaluator, engine.model.spec)
+        self._evaluations.attach(self._evaluator, engine.model.spec, contract)
         self._verbs.attach(engine)
         self._run_services.attach(self._runs)
         self._runner.attach(engine, timeout, digests=digests)
@@ -77,7 +80,7 @@ class PlannerSurface:
         self._runner.detach()
         self._run_services.attach(None)
         self._verbs.attach(None)
-        self._evaluations.attach(None, None)
+        self._evaluations.attach(None, None, Contract())
         evaluator, self._evaluator = self._evaluator, None
         if evaluator is not None:
             evaluator.close()

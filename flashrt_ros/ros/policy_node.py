@@ -169,6 +169,7 @@ class PolicyNode(ManagedNode):
                 observation_timeout=read(self, "observation_timeout"),
                 hold_duration=read(self, "hold_duration"),
                 execution=parts.execution,
+                tick_period=tick_period(self, parts.model),
             ),
             safety=parts.safety,
             spaces=spaces_of(parts.contract, parts.model),
@@ -187,6 +188,7 @@ class PolicyNode(ManagedNode):
         self._surface.attach(
             parts.engine,
             self._now_ns,
+            parts.contract,
             timeout=read(self, "verb_timeout"),
             backend=read(self, "backend"),
             evaluate=read(self, "evaluate"),
