@@ -169,7 +169,6 @@ class PolicyNode(ManagedNode):
                 observation_timeout=read(self, "observation_timeout"),
                 hold_duration=read(self, "hold_duration"),
                 execution=parts.execution,
-                tick_period=tick_period(self, parts.model),
             ),
             safety=parts.safety,
             spaces=spaces_of(parts.contract, parts.model),
