@@ -101,6 +101,7 @@ def test_a_second_start_compiles_nothing(tmp_path: Path) -> None:
         for _ in range(2)
     ]  # fmt: skip
     assert made == [1, 0]
+    assert (tmp_path / "flashrt_ros" / "inductor").is_dir()
 
 
 def test_compiled_code_is_kept_in_the_user_s_cache(monkeypatch) -> None:
@@ -109,3 +110,19 @@ def test_compiled_code_is_kept_in_the_user_s_cache(monkeypatch) -> None:
     assert cache_directory() == Path("/somewhere/flashrt_ros/inductor")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/elsewhere")
     assert cache_directory() == Path("/elsewhere")
+
+
+@pytest.mark.slow
+def test_what_is_not_one_graph_is_compiled_in_parts() -> None:
+    arena = arena_of("chunk")
+
+    def step(key: ShapeKey) -> None:
+        arena["chunk"].add_(1.0)
+        torch._dynamo.graph_break()
+        arena["chunk"].mul_(2.0)
+
+    plan = Plan("p", step, [KEY], Backend.COMPILED)
+    plan.capture(arena)
+    assert plan.active is Backend.COMPILED, plan.fallback_reason
+    plan.replay(KEY)
+    assert arena["chunk"].tolist() == [2.0] * 8

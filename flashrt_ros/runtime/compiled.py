@@ -31,10 +31,19 @@ def cache_directory() -> Path:
     directory (`$XDG_CACHE_HOME`, `~/.cache`). torch's own default is in /tmp: a reboot empties it.
     """
     given = os.environ.get(_DIRECTORY)
-    if given:
+    if given and given != _torch_default():
         return Path(given)
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "flashrt_ros" / "inductor"
+
+
+def _torch_default() -> str:
+    """What torch puts into the variable itself, as soon as its compiler is imported."""
+    try:
+        from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+    except ImportError:
+        return ""
+    return str(default_cache_dir())
 
 
 @dataclass(frozen=True)
@@ -48,16 +57,21 @@ class Compiled:
 def compile_static(fn: Callable[..., None], *arguments: Any) -> Compiled:
     """Compile `fn(*arguments)`, which reads and writes tensors that never move; runs it twice.
 
-    It must be one graph: no value read back to Python, no unknown function on the way. Raises what
-    torch raises where it cannot be compiled, InternalFault where its tensors are others at the
-    second call.
+    Where it is not one graph (a value read back to Python, an unknown function on the way), its
+    parts are compiled and torch evaluates guards at each call as usual. Raises what torch raises
+    where it cannot be compiled, InternalFault where its tensors are others at the second call.
     """
-    os.environ.setdefault(_DIRECTORY, str(cache_directory()))  # read by torch at each compilation
+    os.environ[_DIRECTORY] = str(cache_directory())  # read by torch at each compilation
     calls: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
     compiler = torch.compile(fn, fullgraph=True, dynamic=False, backend=_recorder(calls))
     before = _made()
-    for _ in range(2):
-        compiler(*arguments)
+    try:
+        for _ in range(2):
+            compiler(*arguments)
+    except torch._dynamo.exc.Unsupported:
+        parts = torch.compile(fn, dynamic=False)
+        parts(*arguments)
+        return Compiled(lambda: parts(*arguments), _made() - before)
     if not calls:  # it computes nothing
         return Compiled(lambda: None, _made() - before)
     (graph, first), (_, second) = calls
