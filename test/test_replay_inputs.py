@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import io
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL.Image
 import pytest
 import torch
 from bag_rig import STEP_NS, ToyRun, changed, write_bag
 from geometry_msgs.msg import Vector3, Wrench, WrenchStamped
-from sensor_msgs.msg import Image, JointState
+from sensor_msgs.msg import CompressedImage, Image, JointState
 from std_msgs.msg import Float64MultiArray, Header
 from toy_policy import ToyPolicy
 
@@ -97,23 +99,32 @@ def messages(number: int, now_ns: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def felt() -> ToyRun:
-    model = VectorPolicy()
-    contract = resolve(read_contract(CONTRACT, "test").contract, model.spec)
-    run = ToyRun(model=model, sources=TOPICS, contract=CONTRACT, state_digest_every=1)
+def recorded(
+    model: ToyPolicy,
+    text: str,
+    topics: dict[str, tuple[str, str]],
+    messages: Callable[[int, int], dict[str, Any]],
+) -> ToyRun:
+    """A run of four ticks on the messages of a contract."""
+    contract = resolve(read_contract(text, "test").contract, model.spec)
+    run = ToyRun(model=model, sources=topics, contract=text, state_digest_every=1)
     assembler = ObservationAssembler(contract)
     for number in range(4):
         run.now_ns += STEP_NS
         observation = None
         for name, message in messages(number, run.now_ns).items():
-            run.record(TOPICS[name][0], message)
+            run.record(topics[name][0], message)
             stamp_ns, array = decode(contract.input(name), message, run.now_ns)
             observation = assembler.add(name, stamp_ns, array, run.now_ns) or observation
         assert observation is not None
         run.show(observation)
     run.close()
     return run
+
+
+@pytest.fixture(scope="module")
+def felt() -> ToyRun:
+    return recorded(VectorPolicy(), CONTRACT, TOPICS, messages)
 
 
 def test_a_run_with_a_contract_is_replayed_bit_for_bit(felt: ToyRun, tmp_path: Path) -> None:
@@ -142,6 +153,48 @@ def test_the_input_of_a_contract_that_differs_is_named(
     assert (found.kind, found.name, found.boundary) == ("input", name, 3)
 
 
+def test_compressed_images_and_a_vector_of_joint_velocities_are_replayed(tmp_path: Path) -> None:
+    text = """
+version: 1
+inputs:
+  cameras:
+    camera:
+      topic: image
+      type: sensor_msgs/CompressedImage
+      crop: {x: 1, y: 0, width: 4, height: 4}
+  joints:
+    - {topic: joint_states}
+  vectors:
+    wrench: {topic: wrench, type: std_msgs/Float64MultiArray}
+    extra: {topic: joint_states, type: sensor_msgs/JointState, field: velocity}
+"""
+    joints = ("/arm/joint_states", "sensor_msgs/msg/JointState")
+    topics = {
+        "camera": ("/arm/image", "sensor_msgs/msg/CompressedImage"),
+        "joint_states": joints, "extra": joints,
+        "wrench": ("/arm/wrench", "std_msgs/msg/Float64MultiArray"),
+    }  # fmt: skip
+
+    def compressed(number: int, now_ns: int) -> dict[str, Any]:
+        random = np.random.default_rng(number)
+        header, encoded = Header(stamp=conversions.to_time(now_ns)), io.BytesIO()
+        pixels = random.integers(0, 256, (4, 6, 3), dtype=np.uint8)
+        PIL.Image.fromarray(pixels).save(encoded, "png")
+        state = JointState(
+            header=header, name=["elbow", "shoulder"],
+            position=random.random(2).tolist(), velocity=random.random(2).tolist(),
+        )  # fmt: skip
+        data = encoded.getvalue()
+        image = CompressedImage(header=header, format="rgb8; png compressed", data=data)
+        wrench = Float64MultiArray(data=random.random(6).tolist())
+        return {"joint_states": state, "extra": state, "wrench": wrench, "camera": image}
+
+    run = recorded(VectorPolicy(), text, topics, compressed)
+    report = replay(open_run(run.write(tmp_path / "bag")), VectorPolicy())
+    assert report.identical, report.difference
+    assert report.compared["inputs"] == 16
+
+
 def test_ticks_that_were_led_by_the_chunk_under_way_are_replayed(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     model = load_policy("cued_reach")
@@ -150,10 +203,10 @@ def test_ticks_that_were_led_by_the_chunk_under_way_are_replayed(tmp_path: Path)
     run = ToyRun(model=model, name="cued_reach", execution=execution, state_digest_every=1)
     run.tick(4)
     run.close()
-    recorded = open_run(run.write(tmp_path / "bag"))
-    led = [event.detail["conditioning"]["frozen"] for event in recorded.events if event.inputs]
+    opened = open_run(run.write(tmp_path / "bag"))
+    led = [event.detail["conditioning"]["frozen"] for event in opened.events if event.inputs]
     assert max(led) > 0
-    report = replay(recorded)
+    report = replay(opened)
     assert report.identical, report.difference
     assert report.compared["actions"] == 4
 
@@ -170,10 +223,10 @@ def test_a_capsule_of_another_session_is_taken_from_its_directory(tmp_path: Path
     run.verb("restore", "theirs", Motion.REPLAN)
     run.tick(3)
     run.close()
-    recorded = open_run(run.write(tmp_path / "bag"))
+    opened = open_run(run.write(tmp_path / "bag"))
     (tmp_path / "none" / "capsules").mkdir(parents=True)
     with pytest.raises(CannotReplay, match="named 'theirs'"):
-        replay(recorded, ToyPolicy(), capsules=tmp_path / "none")
-    report = replay(recorded, ToyPolicy(), capsules=directory)
+        replay(opened, ToyPolicy(), capsules=tmp_path / "none")
+    report = replay(opened, ToyPolicy(), capsules=directory)
     assert report.identical, report.difference
     assert report.ticks == 5

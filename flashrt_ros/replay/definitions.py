@@ -59,6 +59,13 @@ REQUIRED: dict[str, dict[str, str]] = {
     },
     "sensor_msgs/msg/JointState": {
         "header": _HEADER, "name": "string[]", "position": "float64[]",
+        "velocity": "float64[]", "effort": "float64[]",
+    },
+    "geometry_msgs/msg/WrenchStamped": {
+        "header": _HEADER, "wrench": "geometry_msgs/msg/Wrench",
+    },
+    "std_msgs/msg/Float64MultiArray": {
+        "layout": "std_msgs/msg/MultiArrayLayout", "data": "float64[]",
     },
 }  # fmt: skip
 """The fields that a replay reads, by type."""
