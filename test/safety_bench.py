@@ -137,8 +137,13 @@ class SafetyBench:
 
 
 @contextmanager
-def bench(*parameters: str, arguments: tuple[str, ...] = ()) -> Iterator[SafetyBench]:
-    """An active node; `parameters` as `name:=value`. Nothing is ramped unless asked for."""
+def bench(
+    *parameters: str, arguments: tuple[str, ...] = (), active: bool = True
+) -> Iterator[SafetyBench]:
+    """An active node, or one that is configured; `parameters` as `name:=value`.
+
+    Nothing is ramped unless asked for.
+    """
     policy = ToyPolicy()
     given = ("observation_timeout:=0.0", "ramp_duration:=0.0", "evaluate:=false", *parameters)
     with pytest.MonkeyPatch.context() as patch:
@@ -147,14 +152,19 @@ def bench(*parameters: str, arguments: tuple[str, ...] = ()) -> Iterator[SafetyB
             made = SafetyBench(node, other, policy)
             try:
                 on_executor(node, node.trigger_configure)
-                on_executor(node, node.trigger_activate)
+                if active:
+                    on_executor(node, node.trigger_activate)
                 yield made
             finally:
                 policy.gate.set()
                 made.client.close()
 
 
-def on_executor(node: PolicyNode, transition: Callable[[], Any]) -> None:
+def on_executor(
+    node: PolicyNode,
+    transition: Callable[[], Any],
+    expected: TransitionCallbackReturn = TransitionCallbackReturn.SUCCESS,
+) -> None:
     """Run a transition on the thread that spins the node, as a service call would."""
     done = threading.Event()
     results: list[Any] = []
@@ -168,7 +178,7 @@ def on_executor(node: PolicyNode, transition: Callable[[], Any]) -> None:
     assert node.executor is not None
     node.executor.create_task(run)
     assert done.wait(PATIENCE)
-    assert results == [TransitionCallbackReturn.SUCCESS], node._last_error
+    assert results == [expected], node._last_error
 
 
 class StopButton:

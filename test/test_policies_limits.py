@@ -265,6 +265,20 @@ def test_of_a_urdf_and_a_file_the_narrower_limits_count(tmp_path: Path) -> None:
     assert limits.jump.tolist() == [0.1, np.inf]
 
 
+def test_velocities_are_limited_by_the_yaml_file_alone_as_no_urdf_has_them(tmp_path: Path) -> None:
+    names, columns = ("a", "linear", "b"), (1,)
+    loaded = load_limits(names, urdf=URDF, velocities=columns)
+    assert loaded.limits.velocity.tolist() == [2.0, np.inf, 4.0]
+    assert loaded.unlimited == ("linear",)
+    path = write(tmp_path, "joint_limits:\n  linear: {max_velocity: 0.5}\n")
+    loaded = load_limits(names, path=path, urdf=URDF, velocities=columns)
+    assert loaded.limits.velocity.tolist() == [2.0, 0.5, 4.0]
+    assert loaded.unlimited == ()
+    path = write(tmp_path, "joint_limits:\n  a: {max_acceleration: 9}\n")
+    with pytest.raises(ValueError, match="no limits for linear"):
+        load_limits(names, path=path, urdf=URDF, velocities=columns)
+
+
 def test_the_shipped_example_limits_every_joint_of_the_simulated_arm() -> None:
     example = Path(__file__).parents[1] / "config" / "limits_example.yaml"
     names = ["waist", "shoulder", "elbow", "wrist_pitch", "wrist_roll"]

@@ -13,12 +13,14 @@ pytest.importorskip("rclpy", reason="ROS 2 is not installed")
 
 from geometry_msgs.msg import Twist
 from rcl_interfaces.srv import SetParameters
+from rclpy.lifecycle import TransitionCallbackReturn
 from rclpy.parameter import Parameter
 from ros_host import until
 from ros_rig import Inbox
 from rosgraph_msgs.msg import Clock
-from safety_bench import SafetyBench, bench, on_executor
+from safety_bench import LATCHED, SafetyBench, bench, on_executor
 from sensor_msgs.msg import JointState
+from std_msgs.msg import String
 
 from flashrt_ros.client import ServiceCaller, VerbRefused
 from flashrt_ros.msg import Boundary, RuntimeStatus
@@ -204,6 +206,38 @@ def test_limits_come_from_a_urdf_and_a_joint_that_it_lacks_is_named(tmp_path: Pa
     refused = "configure failed: .*arm.urdf: the URDF lacks shoulder; it has elbow"
     with pytest.raises(AssertionError, match=refused), bench(f"urdf:={path}"):
         pass
+
+
+def test_limits_come_from_the_latched_description_and_without_one_nothing_is_activated() -> None:
+    def description(upper: float, *names: str) -> String:
+        limit = f"<limit lower='-1' upper='{upper}' velocity='9'/>"
+        joints = [f"<joint name='{name}' type='revolute'>{limit}</joint>" for name in names]
+        return String(data=f"<robot name='arm'>{''.join(joints)}</robot>")
+
+    with bench("robot_description_topic:=robot_description", active=False) as made:
+        publisher = made.other.create_publisher(String, "robot_description", LATCHED)
+
+        def say(message: String) -> None:
+            input_ = made.node._parts.description
+            assert input_ is not None
+            publisher.publish(message)
+            until(lambda: input_._newest == message.data, "the description has come")
+
+        def refused(reason: str) -> None:
+            failed = TransitionCallbackReturn.FAILURE
+            on_executor(made.node, made.node.trigger_activate, failed)
+            made.client.wait_for_status(lambda status: reason in status.last_error, 60.0)
+
+        refused("no robot description has come on")
+        say(description(0.15, "elbow"))
+        refused("the URDF lacks shoulder; it has elbow")
+        say(description(0.15, "shoulder", "elbow"))
+        on_executor(made.node, made.node.trigger_activate)
+        say(description(0.9, "shoulder", "elbow"))  # comes too late
+        made.positions = np.array([0.1, 0.1])
+        made.client.set_instruction("go home")
+        assert np.max(points(made.move())) == 0.15
+        assert made.engine.safety.guard.limits.upper.tolist() == [0.15, 0.15]
 
 
 def test_joint_outside_its_limits_is_sent_nothing_and_named(limits: str) -> None:

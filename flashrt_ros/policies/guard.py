@@ -138,6 +138,10 @@ class SafetyGuard:
         self._lockstep = lockstep
         self._resuming = False
 
+    def limit(self, limits: JointLimits) -> None:
+        """Other limits, while nothing is commanded."""
+        self.limits = limits.of_velocities(self._velocities)
+
     def resumed(self) -> None:
         """The next trajectory is ramped, and begins where the joints are."""
         self._resuming = True

@@ -47,13 +47,16 @@ _IGNORED = {
 
 @dataclass(frozen=True)
 class LoadedLimits:
-    """Limits, and which keys of the file are not enforced."""
+    """Limits; which keys of the file are not enforced; which actions have no limits by right."""
 
     limits: JointLimits
     ignored: tuple[str, ...] = ()
+    unlimited: tuple[str, ...] = ()
 
 
-def load_limits(names: Sequence[str], *, path: str = "", urdf: str = "") -> LoadedLimits:
+def load_limits(
+    names: Sequence[str], *, path: str = "", urdf: str = "", velocities: Sequence[int] = ()
+) -> LoadedLimits:
     """The limits of a policy's joints; of both files, the narrower ones count.
 
     Args:
@@ -61,6 +64,8 @@ def load_limits(names: Sequence[str], *, path: str = "", urdf: str = "") -> Load
             the YAML file.
         path: a YAML file; empty: none.
         urdf: a URDF file, or its XML itself; empty: none.
+        velocities: columns that are velocities, of a twist say, which no URDF has: they must be in
+            the YAML file, and are not limited where there is none.
 
     Raises:
         OSError: a file can't be read.
@@ -68,8 +73,11 @@ def load_limits(names: Sequence[str], *, path: str = "", urdf: str = "") -> Load
     """
     found: dict[str, JointLimit] = {}
     ignored: tuple[str, ...] = ()
+    unlimited: tuple[str, ...] = ()
     if urdf:
-        found = _from_urdf(names, urdf)
+        found = _from_urdf([n for i, n in enumerate(names) if i not in velocities], urdf)
+        unlimited = () if path else tuple(names[column] for column in velocities)
+        found |= dict.fromkeys(unlimited, JointLimit())
     elif not path:
         return LoadedLimits(JointLimits.unlimited(names))
     if path:
@@ -77,7 +85,7 @@ def load_limits(names: Sequence[str], *, path: str = "", urdf: str = "") -> Load
         for name, values in given.items():
             found[name] = found.get(name, JointLimit()).narrowed(**values)
     try:
-        return LoadedLimits(JointLimits.of(names, found), ignored)
+        return LoadedLimits(JointLimits.of(names, found), ignored, unlimited)
     except ValueError as error:
         raise ValueError(f"{path or 'the URDF'}: {error}") from error
 

@@ -28,9 +28,10 @@ from flashrt_ros.ros.policy_inputs import PolicyInputs
 from flashrt_ros.ros.policy_outputs import PolicyOutputs
 from flashrt_ros.ros.policy_parameters import PARAMETERS
 from flashrt_ros.ros.policy_parts import Parts
-from flashrt_ros.ros.policy_safety import make_safety
+from flashrt_ros.ros.policy_safety import limit_by_description, make_safety
 from flashrt_ros.ros.policy_status import PolicyReporter
 from flashrt_ros.ros.process import leave, run_node
+from flashrt_ros.ros.robot_description import RobotDescriptionInput
 from flashrt_ros.ros.run_info import RunInfoPublisher
 from flashrt_ros.runtime import Arena, AutoSnapshots, Session, Store
 from flashrt_ros.runtime.threads import pin_from_environment
@@ -72,6 +73,7 @@ class PolicyNode(ManagedNode):
         """Start ticking with the next observation."""
         assert self._parts.engine is not None
         assert self._parts.inputs is not None
+        self._limit_by_description()
         self._parts.inputs.assembler.clear()
         self._parts.engine.activate()
 
@@ -106,6 +108,8 @@ class PolicyNode(ManagedNode):
     def _configure(self) -> None:
         free_memory()  # the executor referred to the older parts until it waited again
         parts = self._parts
+        if topic := read(self, "robot_description_topic"):
+            parts.description = RobotDescriptionInput(self, topic)
         threads = read(self, "threads")
         if threads:
             torch.set_num_threads(threads)
@@ -133,6 +137,17 @@ class PolicyNode(ManagedNode):
             auto=self._boundary_snapshots(),
         )
         self._open(parts)
+
+    def _limit_by_description(self) -> None:
+        parts = self._parts
+        if parts.description is None:
+            return
+        assert parts.model is not None
+        assert parts.contract is not None
+        assert parts.safety is not None
+        velocity = spaces_of(parts.contract, parts.model).velocity
+        names = parts.model.spec.joint_names
+        limit_by_description(self, parts.description, parts.safety, names, velocity)
 
     def _boundary_snapshots(self) -> AutoSnapshots | None:
         keep = read(self, "boundary_snapshots")
@@ -206,7 +221,7 @@ class PolicyNode(ManagedNode):
         """Free whatever exists, newest first; tolerates a half-built state."""
         parts, self._parts = self._parts, Parts()
         self._attempt("ending evaluations", self._surface.detach)
-        for endpoints in (parts.run_info, parts.inputs, parts.emergency_stop):
+        for endpoints in (parts.run_info, parts.inputs, parts.emergency_stop, parts.description):
             if endpoints is not None:
                 self._attempt("destroying endpoints", endpoints.destroy)
         host = parts.engine or parts.session

@@ -13,6 +13,7 @@ from flashrt_ros.policies.safety import Safety
 from flashrt_ros.ros.emergency_stop import EmergencyStopInput
 from flashrt_ros.ros.policy_inputs import PolicyInputs
 from flashrt_ros.ros.policy_outputs import PolicyOutputs
+from flashrt_ros.ros.robot_description import RobotDescriptionInput
 from flashrt_ros.ros.run_info import RunInfoPublisher
 from flashrt_ros.runtime import Session, Store
 
@@ -23,6 +24,7 @@ class Parts:
 
     model: PolicyModel | None = None
     contract: Contract | None = None
+    description: RobotDescriptionInput | None = None
     safety: Safety | None = None
     execution: ExecutionOptions = ExecutionOptions()
     store: Store | None = None

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 from rclpy.node import Node
 
-from flashrt_ros.policies.limits import LimitActions
+from flashrt_ros.policies.limits import JointLimits, LimitActions
 from flashrt_ros.policies.limits_file import load_limits
 from flashrt_ros.policies.safety import Safety, SafetyOptions
 from flashrt_ros.ros.parameters import Parameter, read
+from flashrt_ros.ros.robot_description import RobotDescriptionInput
 
 PARAMETERS = (
     Parameter(
@@ -19,6 +20,12 @@ PARAMETERS = (
         "YAML file of joint limits, as MoveIt and ros2_control have it; empty: none.",
     ),
     Parameter("urdf", "", "URDF file, or its XML: limits of position and velocity; empty: none."),
+    Parameter(
+        "robot_description_topic",
+        "",
+        "Latched topic of the URDF, such as robot_description, instead of 'urdf': the node is not "
+        "activated before it has come; empty: none.",
+    ),
     Parameter(
         "limit_action",
         "clamp, jump=hold",
@@ -80,16 +87,21 @@ def make_safety(node: Node, joint_names: Sequence[str], velocities: tuple[int, .
     Raises:
         OSError, ValueError: a file can't be read or can't be meant; the message says which.
     """
-    loaded = load_limits(joint_names, path=read(node, "limits"), urdf=read(node, "urdf"))
-    if loaded.ignored:
-        node.get_logger().warning(f"limits that are not enforced: {', '.join(loaded.ignored)}")
+    urdf, topic = read(node, "urdf"), read(node, "robot_description_topic")
+    if urdf and topic:
+        raise ValueError(
+            f"'urdf' and 'robot_description_topic' ('{topic}') are both given, expected one of them"
+        )
     lockstep = read(node, "lockstep")
-    if not loaded.limits.are_set and not lockstep:
+    # With a description still to come, the YAML file alone need not have every joint.
+    limits = None if topic else _limits(node, joint_names, urdf, velocities)
+    if limits is not None and not limits.are_set and not lockstep:
         node.get_logger().warning(
-            "no joint limits: give parameter 'limits' or 'urdf' before a real arm is connected"
+            "no joint limits: give parameter 'limits', 'urdf' or 'robot_description_topic' before "
+            "a real arm is connected"
         )
     options = SafetyOptions(
-        limits=loaded.limits,
+        limits=limits,
         actions=LimitActions.parse(read(node, "limit_action").split(",")),
         ramp_duration=read(node, "ramp_duration"),
         tick_deadline=read(node, "tick_deadline"),
@@ -104,3 +116,36 @@ def make_safety(node: Node, joint_names: Sequence[str], velocities: tuple[int, .
         lockstep=lockstep,
         hold_duration=read(node, "hold_duration"),
     )
+
+
+def limit_by_description(
+    node: Node,
+    description: RobotDescriptionInput,
+    safety: Safety,
+    joint_names: Sequence[str],
+    velocities: tuple[int, ...] = (),
+) -> None:
+    """Take the limits from the description that has come; before the node acts.
+
+    Raises:
+        RuntimeError: none has come yet.
+        OSError, ValueError: it, or the YAML file, can't be read or can't be meant.
+    """
+    text = description.newest()
+    safety.guard.limit(_limits(node, joint_names, text, velocities))
+    description.take(text)
+
+
+def _limits(
+    node: Node, joint_names: Sequence[str], urdf: str, velocities: tuple[int, ...]
+) -> JointLimits:
+    """The limits by the YAML file and a URDF; what is not limited is logged."""
+    loaded = load_limits(joint_names, path=read(node, "limits"), urdf=urdf, velocities=velocities)
+    if loaded.ignored:
+        node.get_logger().warning(f"limits that are not enforced: {', '.join(loaded.ignored)}")
+    if loaded.unlimited:
+        node.get_logger().warning(
+            f"velocities without limits, as no URDF has them: {', '.join(loaded.unlimited)}; give "
+            "parameter 'limits' too"
+        )
+    return loaded.limits
