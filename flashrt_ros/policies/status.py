@@ -33,6 +33,9 @@ class EngineOptions:
         observation_timeout: hold when no observation came for this long, s; 0: never.
         hold_duration: time from now to the one point of a hold, s.
         execution: what is done with a new chunk while another is under way.
+        tick_period: s between the stamps of two observations that are ticked on; those in between
+            are only looked at. A policy with a memory counts in ticks: on a camera that is faster
+            than the one it was trained with its past would pass faster. 0: every one.
     """
 
     instruction: str = "wait"
@@ -41,6 +44,7 @@ class EngineOptions:
     observation_timeout: float = 0.5
     hold_duration: float = 0.1
     execution: ExecutionOptions = ExecutionOptions()
+    tick_period: float = 0.0
 
 
 class Ends(Enum):

@@ -20,6 +20,9 @@ from flashrt_ros.runtime import Session
 
 logger = logging.getLogger(__name__)
 
+_EARLY = 0.1
+"""An observation may come by this share of the tick period early: cameras are not exact."""
+
 
 class Ticker:
     """Ticks on observations that are due, commits, and has the result executed.
@@ -57,6 +60,7 @@ class Ticker:
         self._teller = teller
         self._safety = safety
         self._instruction = instruction
+        self._ticked_ns = 0
 
     def observe(self, observation: Observation) -> None:
         """An observation came: tick on it, answer it, or leave it."""
@@ -81,11 +85,24 @@ class Ticker:
             if lockstep:
                 settlement.answer(observation.stamp_ns)
             return
+        if not self._is_due(observation.stamp_ns):
+            return
+        self._ticked_ns = observation.stamp_ns
         self.idle.clear()
         try:
             self._tick(observation)
         finally:
             self.idle.set()
+
+    def _is_due(self, stamp_ns: int) -> bool:
+        """Whether the tick period is over; at once after a verb, a hold or a jump of the clock."""
+        settlement = self._settlement
+        if settlement.options.lockstep or settlement.halt is not None:
+            return True
+        period_ns = round(settlement.options.tick_period * 1e9)
+        elapsed_ns = stamp_ns - self._ticked_ns
+        fresh = self._ticked_ns < settlement.not_before_ns or elapsed_ns < 0
+        return fresh or elapsed_ns >= period_ns * (1.0 - _EARLY)
 
     def _tick(self, observation: Observation) -> None:
         self._safety.deadline.begin()

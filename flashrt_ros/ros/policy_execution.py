@@ -20,6 +20,14 @@ PARAMETERS = (
         choices=tuple(str(mode) for mode in Execution),
     ),
     Parameter(
+        "tick_period",
+        -1.0,
+        "Time between the stamps of two observations that are ticked on, s; 0: every one, "
+        "-1: what the policy was trained at. In lockstep it is every one.",
+        -1.0,
+        60.0,
+    ),
+    Parameter(
         "ensemble_decay",
         0.01,
         "Execution ensemble: m of the weights exp(-m i), i = 0 for the oldest chunk.",
@@ -71,6 +79,12 @@ def prepare_execution(node: Node, model: PolicyModel, contract: Contract) -> Exe
     spaces = spaces_of(contract, model)
     options.check(model, lockstep=lockstep, relative=spaces.any_relative)
     return options
+
+
+def tick_period(node: Node, model: PolicyModel) -> float:
+    """The parameter, s, or the policy's own where it is negative."""
+    period: float = read(node, "tick_period")
+    return model.spec.tick_period if period < 0.0 else period
 
 
 def spaces_of(contract: Contract, model: PolicyModel) -> ActionSpaces:

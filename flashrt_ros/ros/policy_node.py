@@ -23,7 +23,7 @@ from flashrt_ros.ros.managed_node import ManagedNode
 from flashrt_ros.ros.meters import Meters
 from flashrt_ros.ros.parameters import read
 from flashrt_ros.ros.planner_surface import PlannerSurface
-from flashrt_ros.ros.policy_execution import prepare_execution, spaces_of
+from flashrt_ros.ros.policy_execution import prepare_execution, spaces_of, tick_period
 from flashrt_ros.ros.policy_inputs import PolicyInputs
 from flashrt_ros.ros.policy_outputs import PolicyOutputs
 from flashrt_ros.ros.policy_parameters import PARAMETERS
@@ -184,6 +184,7 @@ class PolicyNode(ManagedNode):
                 observation_timeout=read(self, "observation_timeout"),
                 hold_duration=read(self, "hold_duration"),
                 execution=parts.execution,
+                tick_period=tick_period(self, parts.model),
             ),
             safety=parts.safety,
             spaces=spaces_of(parts.contract, parts.model),
