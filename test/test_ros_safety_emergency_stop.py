@@ -289,3 +289,29 @@ def test_press_outlives_deactivation() -> None:
         assert made.moves() == []
         button.release()
         assert_moves_only_after_a_resume(made)
+
+
+def test_pressed_while_the_node_is_not_configured_it_holds_the_next_engine() -> None:
+    with bench() as made:
+        made.move()
+        listening = [thread.ident for thread in threading.enumerate()]
+        on_executor(made.node, made.node.trigger_deactivate)
+        on_executor(made.node, made.node.trigger_cleanup)
+        button = StopButton(made, QoSProfile(depth=1, reliability=ReliabilityPolicy.RELIABLE))
+        until(lambda: button._publisher.get_subscription_count() >= 1, "it listens unconfigured")
+        button.press()
+        until(lambda: made.node._emergency_stop._heard is not None, "the press is known")
+        button.vanish()  # nobody is left who could repeat it
+        on_executor(made.node, made.node.trigger_configure)
+        on_executor(made.node, made.node.trigger_activate)
+        made.commands.clear()
+        assert made.held("emergency stop").emergency_stop
+        made.show()
+        made.settle()
+        assert made.moves() == []
+        another = StopButton(made)
+        another.wait_for_listeners()
+        another.release()
+        assert_moves_only_after_a_resume(made)
+        names = [thread.name for thread in threading.enumerate() if thread.ident in listening]
+        assert names.count("emergency-stop") == 1  # the one of before

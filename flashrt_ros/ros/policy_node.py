@@ -60,7 +60,13 @@ class PolicyNode(ManagedNode):
             ),
             post_callback=self._on_clock_jump,
         )
+        self._emergency_stop = EmergencyStopInput(self)
         self._report()
+
+    def destroy_node(self) -> None:
+        """Remove the node, and the one that hears the emergency stop."""
+        self._emergency_stop.destroy()
+        super().destroy_node()
 
     @property
     def answering(self) -> int:
@@ -190,8 +196,7 @@ class PolicyNode(ManagedNode):
             spaces=spaces_of(parts.contract, parts.model),
         )
         parts.engine.start()
-        parts.emergency_stop = EmergencyStopInput(
-            self,
+        self._emergency_stop.bind(
             parts.engine,
             required=read(self, "emergency_stop_required"),
             timeout=read(self, "emergency_stop_timeout"),
@@ -222,7 +227,8 @@ class PolicyNode(ManagedNode):
         """Free whatever exists, newest first; tolerates a half-built state."""
         parts, self._parts = self._parts, Parts()
         self._attempt("ending evaluations", self._surface.detach)
-        for endpoints in (parts.run_info, parts.inputs, parts.emergency_stop, parts.description):
+        self._attempt("leaving the emergency stop", self._emergency_stop.unbind)
+        for endpoints in (parts.run_info, parts.inputs, parts.description):
             if endpoints is not None:
                 self._attempt("destroying endpoints", endpoints.destroy)
         host = parts.engine or parts.session

@@ -10,7 +10,6 @@ from flashrt_ros.policies import PolicyEngine
 from flashrt_ros.policies.contract import Contract
 from flashrt_ros.policies.execution import ExecutionOptions
 from flashrt_ros.policies.safety import Safety
-from flashrt_ros.ros.emergency_stop import EmergencyStopInput
 from flashrt_ros.ros.policy_inputs import PolicyInputs
 from flashrt_ros.ros.policy_outputs import PolicyOutputs
 from flashrt_ros.ros.robot_description import RobotDescriptionInput
@@ -32,5 +31,4 @@ class Parts:
     engine: PolicyEngine | None = None
     outputs: PolicyOutputs | None = None
     inputs: PolicyInputs | None = None
-    emergency_stop: EmergencyStopInput | None = None
     run_info: RunInfoPublisher | None = None
