@@ -6,6 +6,7 @@
 
 The topics of robot `left` are `/left/joint_states`, `/left/joint_trajectory` and so on, its verbs
 `/left/policy_node/capsule/snapshot` and so on. A `robots_file` gives each robot's own parameters.
+`model`, `contract`, `limits` and so on are for every robot that has none of its own there.
 container:=true runs all of them in one process, see docs/operation.md for what that costs.
 """
 
@@ -24,10 +25,12 @@ from launch_ros.actions import Node
 from flashrt_ros.ros.launching import (
     PACKAGE,
     PATIENCE,
+    POLICY_OVERRIDES,
     given,
     is_true,
     managed_node,
     overrides,
+    policy_arguments,
     process_arguments,
     ros_arguments,
     shared,
@@ -56,6 +59,7 @@ def generate_launch_description() -> LaunchDescription:
             DeclareLaunchArgument(
                 "namespace", default_value="", description="Namespace around all robots."
             ),
+            *policy_arguments("every robot"),
             switch("use_sim_time", False, "Take the time from /clock."),
             switch("container", False, "All policies in one process."),
             *process_arguments(),
@@ -89,7 +93,8 @@ def start_robots(context: LaunchContext) -> list[Action]:
     """One process each, or all in a container."""
     robots = robots_of(given(context, "robots"), given(context, "robots_file"))
     namespace = given(context, "namespace").strip("/")
-    common = [given(context, "params_file"), overrides(context, use_sim_time=bool)]
+    wanted = overrides(context, use_sim_time=bool, **POLICY_OVERRIDES)
+    common = [given(context, "params_file"), wanted]
     if is_true(context, "container"):
         return [_container(context, robots, namespace, common)]
     return [
@@ -109,7 +114,8 @@ def _container(
     context: LaunchContext, robots: dict[str, dict[str, Any]], namespace: str, common: list[Any]
 ) -> Node:
     prefix = f"/{namespace}" if namespace else ""
-    everyone = {"use_sim_time": is_true(context, "use_sim_time")}
+    everyone: dict[str, Any] = {"use_sim_time": is_true(context, "use_sim_time")}
+    everyone |= {name: given(context, name) for name in POLICY_OVERRIDES if given(context, name)}
     files = [{"/**": {"ros__parameters": everyone}}]
     files += [
         {f"{prefix}/{robot}/policy_node": {"ros__parameters": own}}

@@ -3,7 +3,8 @@
 
     ros2 launch flashrt_ros policy.launch.py params_file:=my_robot.yaml namespace:=left_arm
 
-`model`, `lockstep` and `instruction` override the parameter file only where they are given.
+Arguments that are parameters (`model`, `contract`, `limits`, …) override the parameter file only
+where they are given.
 """
 
 from __future__ import annotations
@@ -12,18 +13,22 @@ from launch import LaunchContext, LaunchDescription
 from launch.action import Action
 from launch.actions import DeclareLaunchArgument, OpaqueFunction
 
-from flashrt_ros.ros.launching import given, managed_node, node_arguments, overrides, shared
+from flashrt_ros.ros.launching import (
+    POLICY_OVERRIDES,
+    given,
+    managed_node,
+    node_arguments,
+    overrides,
+    policy_arguments,
+    shared,
+)
 
 
 def generate_launch_description() -> LaunchDescription:
     return LaunchDescription(
         [
             *node_arguments(shared("config", "policy_node.yaml"), "policy_node"),
-            DeclareLaunchArgument(
-                "model",
-                default_value="",
-                description="Checkpoint folder or shipped name; empty: what params_file says.",
-            ),
+            *policy_arguments("the policy"),
             DeclareLaunchArgument(
                 "instruction",
                 default_value="",
@@ -42,7 +47,8 @@ def generate_launch_description() -> LaunchDescription:
 
 def start_policy(context: LaunchContext) -> list[Action]:
     """A function, as overrides may be empty."""
-    wanted = overrides(context, use_sim_time=bool, model=str, instruction=str, lockstep=bool)
+    kinds = {"use_sim_time": bool, "instruction": str, "lockstep": bool, **POLICY_OVERRIDES}
+    wanted = overrides(context, **kinds)
     return managed_node(
         context,
         "policy_node",

@@ -51,6 +51,8 @@ def waiting() -> LaunchDescription:
         autostart="false",
         model="elsewhere",
         lockstep="true",
+        contract="topics.yaml",
+        robot_description_topic="robot_description",
     )
 
 
@@ -108,6 +110,9 @@ def test_without_autostart_it_waits_unconfigured_with_the_overrides(node: Node) 
     assert lifecycle_state(node, "waiting") == State.PRIMARY_STATE_UNCONFIGURED
     values = parameters(node, "/waiting/policy_node", "model", "lockstep", "use_sim_time")
     assert values == ["elsewhere", True, False]
+    names = ("contract", "limits", "robot_description_topic")
+    values = parameters(node, "/waiting/policy_node", *names)
+    assert values == ["topics.yaml", "", "robot_description"]
 
 
 @pytest.mark.launch(fixture=with_sim)

@@ -81,6 +81,31 @@ def process_arguments() -> list[DeclareLaunchArgument]:
     ]
 
 
+def policy_arguments(whose: str) -> list[DeclareLaunchArgument]:
+    """Arguments that override parameters of policy nodes; `POLICY_OVERRIDES` are their kinds."""
+    otherwise = "empty: what params_file says."
+    described = {
+        "model": f"Checkpoint folder or shipped name of {whose}; {otherwise}",
+        "contract": f"YAML file of topics (docs/contract.md); {otherwise}",
+        "limits": f"YAML file of joint limits (docs/safety.md); {otherwise}",
+        "urdf": f"URDF file, for joint limits; {otherwise}",
+        "robot_description_topic": f"Latched topic of a URDF, instead of urdf; {otherwise}",
+    }
+    return [
+        DeclareLaunchArgument(name, default_value="", description=description)
+        for name, description in described.items()
+    ]
+
+
+POLICY_OVERRIDES: dict[str, type] = {
+    "model": str,
+    "contract": str,
+    "limits": str,
+    "urdf": str,
+    "robot_description_topic": str,
+}
+
+
 def given(context: LaunchContext, name: str) -> str:
     """The value of a launch argument."""
     return LaunchConfiguration(name).perform(context)
