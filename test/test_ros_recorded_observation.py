@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -80,7 +82,16 @@ def test_cameras_that_are_missing_unknown_or_twice_are_refused(cameras: tuple[st
         to_observation(given(cameras), contract_of(ToyPolicy().spec))
 
 
-def test_vector_is_refused_by_name_with_what_to_do_unless_the_policy_can_do_without() -> None:
+def test_vector_that_the_policy_can_do_without_is_left_out() -> None:
+    vectors = "\n  vectors:\n    touch: {topic: touch, type: std_msgs/Float64MultiArray%s}"
+    spec = replace(ToyPolicy().spec, vectors={"touch": 2}, optional=frozenset({"touch"}))
+    seen = to_observation(given(), contract_of(spec, vectors=vectors % ", required: false"))
+    assert seen.vectors == {}
+    with pytest.raises(InvalidArgument, match="cannot have touch"):
+        to_observation(given(), contract_of(spec, vectors=vectors % ""))
+
+
+def test_vector_is_refused_by_name_with_what_to_do() -> None:
     contract = contract_of(FeelingToyPolicy().spec, vectors=WRENCH)
     with pytest.raises(InvalidArgument, match=r"cannot have wrench, which .*: leave observations"):
         to_observation(given(), contract)
