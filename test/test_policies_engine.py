@@ -10,7 +10,7 @@ from concurrent.futures import Future
 
 import numpy as np
 import pytest
-from toy_policy import ToyPolicy
+from toy_policy import JOINTS, ToyPolicy
 
 from flashrt_ros.policies import (
     ChunkOutput,
@@ -23,6 +23,7 @@ from flashrt_ros.policies import (
     Observation,
     PolicyEngine,
 )
+from flashrt_ros.policies.limits import JointLimit, JointLimits
 from flashrt_ros.runtime import Arena, AutoSnapshots, Session
 from flashrt_ros.runtime.errors import (
     InvalidArgument,
@@ -475,6 +476,19 @@ def test_lockstep_repeats_its_answer_to_a_repeated_observation(lockstep: Bench) 
     wait_for(lambda: len(lockstep.out.commands) == 2)
     assert lockstep.out.commands[0] is lockstep.out.commands[1]
     assert lockstep.engine.status.boundary == 1
+
+
+def test_lockstep_repeats_no_command_from_before_an_activation(lockstep: Bench) -> None:
+    lockstep.tick()
+    lockstep.engine.deactivate()
+    lockstep.engine.activate()
+    far = {name: JointLimit(lower=5.0) for name in JOINTS}
+    lockstep.engine.safety.guard.limit(JointLimits.of(JOINTS, far))  # so nothing at all is sent
+    observation = lockstep.observation()
+    for _ in range(2):
+        lockstep.engine.offer(observation)
+        lockstep.settle()
+    assert len(lockstep.out.commands) == 1
 
 
 def test_deactivated_engine_holds_and_keeps_its_state(bench: Bench) -> None:

@@ -144,6 +144,7 @@ class Pilot:
             self.running = None
             self._held = None
             self.measured = None
+            self.ledger.clear()
             self._guard.forget()
 
     def _send(
