@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -26,6 +26,8 @@ from flashrt_ros.policies import (
 from flashrt_ros.policies.limits import JointLimit, JointLimits
 from flashrt_ros.runtime import Arena, AutoSnapshots, Session
 from flashrt_ros.runtime.errors import (
+    Cancelled,
+    DeadlineExceeded,
     InvalidArgument,
     NeedsReset,
     NotReady,
@@ -500,6 +502,67 @@ def test_deactivated_engine_holds_and_keeps_its_state(bench: Bench) -> None:
         bench.interrupt()
     bench.engine.activate()
     assert bench.tick().boundary == 2
+
+
+def begin_to_tick(bench: Bench) -> None:
+    """A tick is under way, and stays so until the gate is opened."""
+    bench.policy.gate.clear()
+    bench.policy.started.clear()
+    bench.engine.offer(bench.observation())
+    assert bench.policy.started.wait(5.0)
+
+
+def test_deactivation_holds_beside_a_tick_under_way_whose_chunk_is_not_sent(bench: Bench) -> None:
+    bench.tick()
+    sent = len(bench.out.commands)
+    begin_to_tick(bench)
+    with ThreadPoolExecutor(1) as pool:
+        deactivating = pool.submit(bench.engine.deactivate)
+        wait_for(lambda: len(bench.out.commands) > sent)
+        assert bench.out.commands[-1].is_hold
+        assert not deactivating.done()
+        bench.policy.gate.set()
+        deactivating.result(5.0)
+    assert all(command.is_hold for command in bench.out.commands[sent:])
+    status = bench.engine.status
+    assert (status.state, status.boundary) == (EngineState.INACTIVE, 2)
+    bench.engine.activate()
+    assert not bench.tick().is_hold
+
+
+def test_deactivation_gives_up_a_tick_that_hangs_and_nothing_comes_of_it(bench: Bench) -> None:
+    bench.tick()
+    sent, chunks = len(bench.out.commands), len(bench.out.chunks)
+    begin_to_tick(bench)
+    waiting = bench.engine.submit(lambda session: session.snapshot())
+    with pytest.raises(DeadlineExceeded, match=r"did not end within 0\.1 s"):
+        bench.engine.deactivate(timeout=0.1)
+    assert bench.out.commands[-1].is_hold
+    bench.engine.release_emergency_stop()  # which does not make it move again
+    bench.engine.close(timeout=0.1)
+    assert isinstance(waiting.exception(5.0), Cancelled)
+    bench.policy.gate.set()
+    bench.engine._thread.join(5.0)
+    assert not bench.engine._thread.is_alive()
+    assert all(command.is_hold for command in bench.out.commands[sent:])
+    assert len(bench.out.chunks) == chunks
+
+
+def test_a_tick_that_was_given_up_and_ends_before_the_close_only_holds(bench: Bench) -> None:
+    bench.tick()
+    sent = len(bench.out.commands)
+    begin_to_tick(bench)
+    with pytest.raises(DeadlineExceeded):
+        bench.engine.deactivate(timeout=0.05)
+    bench.engine.release_emergency_stop()
+    bench.policy.gate.set()
+    wait_for(lambda: bench.engine.status.state is EngineState.INACTIVE)
+    bench.engine.activate()
+    bench.engine.offer(bench.observation())
+    bench.settle()
+    assert all(command.is_hold for command in bench.out.commands[sent:])
+    with pytest.raises(DeadlineExceeded):
+        bench.engine.deactivate(timeout=5.0)
 
 
 def test_closing_answers_verbs_that_wait(bench: Bench) -> None:

@@ -19,6 +19,7 @@ from lifecycle_msgs.msg import State, Transition
 from rclpy.lifecycle import TransitionCallbackReturn
 from rclpy.parameter import Parameter
 from ros_host import OK, Sensors, hosted, until
+from safety_bench import bench, on_executor
 from std_srvs.srv import Trigger
 from tiny_pi0 import JOINTS as PI0_JOINTS
 from tiny_pi0 import write_checkpoint
@@ -168,6 +169,28 @@ def test_a_deactivate_that_fails_tears_down_and_it_can_be_configured_again(pi0: 
         assert node._parts.engine is None
         node.fail = ""
         assert node.trigger_configure() == OK
+
+
+def test_a_deactivate_in_a_tick_that_hangs_holds_says_why_and_it_can_be_configured_again() -> None:
+    with bench("verb_timeout:=0.3") as made:
+        made.move()
+        engine = made.engine
+        made.policy.gate.clear()
+        made.policy.started.clear()
+        made.show_until(made.policy.started.is_set, "a tick begins")
+        moves = len(made.moves())
+        on_executor(made.node, made.node.trigger_deactivate, TransitionCallbackReturn.ERROR)
+        made.commands.wait(lambda sent: len(sent[-1].points) == 1, "a hold")
+        assert state_of(made.node) == UNCONFIGURED
+        assert "did not end within 0.3 s" in made.node._last_error
+        assert engine._thread.is_alive()  # it is left behind, and nothing comes of it
+        made.policy.gate.set()
+        engine._thread.join(60.0)
+        on_executor(made.node, made.node.trigger_configure)
+        made.settle()
+        assert len(made.moves()) == moves
+        on_executor(made.node, made.node.trigger_activate)
+        made.move()
 
 
 def test_a_configure_gives_up_at_its_next_stage_when_the_process_is_to_end(pi0: Path) -> None:

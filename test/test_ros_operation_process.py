@@ -15,6 +15,7 @@ pytest.importorskip("rclpy", reason="ROS 2 is not installed")
 
 from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState
+from planner_bench import toy_robot
 from ros_host import until
 from ros_rig import PATIENCE, POLICY, FakeCamera, Inbox, Rig, commit_id, moves, rig
 from trajectory_msgs.msg import JointTrajectory
@@ -69,6 +70,17 @@ def test_sigterm_in_a_tick_and_in_service_calls_leaves_a_held_arm(tmp_path: Path
         sequences = [commit_id(command)["sequence"] for command in made.commands.all()]
         assert sequences[-1] == max(sequences)
         assert len(made.commands.all()[-1].points) == 1
+
+
+def test_sigterm_in_a_tick_that_never_ends_leaves_a_held_arm(tmp_path: Path) -> None:
+    with toy_robot("/hanging", tmp_path, "model:=hanging", "verb_timeout:=0.5") as (made, sensors):
+        until(lambda: sensors.show(1) > 0 and bool(moves(made.commands.all())), "a motion")
+        until(
+            lambda: sensors.show(2) > 0 and "hanging" in made.processes.log_tail(POLICY),
+            "the tick that hangs",
+        )
+        assert ends(made, POLICY, signal.SIGTERM) == 0
+        made.commands.wait(lambda sent: len(sent[-1].points) == 1, "a hold at the end")
 
 
 def test_sigint_while_it_is_configured_ends_in_order(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ class EmergencySwitch:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._reason = ""
+        self._jammed = False
 
     @property
     def reason(self) -> str:
@@ -35,9 +36,16 @@ class EmergencySwitch:
             was_released, self._reason = not self._reason, reason
         return was_released
 
+    def jam(self, reason: str) -> None:
+        """Press it for good: whatever it is the switch of must not move anything any more."""
+        self.press(reason)
+        self._jammed = True
+
     def release(self) -> bool:
-        """Release it. Returns whether it was pressed before."""
+        """Release it. Returns whether it was pressed before and is not now."""
         with self._lock:
+            if self._jammed:
+                return False
             was_pressed, self._reason = bool(self._reason), ""
         return was_pressed
 

@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import Any
 
@@ -29,9 +29,16 @@ from flashrt_ros.policies.status import Ends, EngineOptions, EngineState, Engine
 from flashrt_ros.policies.telling import EventTeller
 from flashrt_ros.policies.ticker import Ticker
 from flashrt_ros.runtime import RestoreReport, Session, SessionHost, StateItem
-from flashrt_ros.runtime.errors import InvalidArgument, NotReady, UnknownInstruction
+from flashrt_ros.runtime.errors import (
+    DeadlineExceeded,
+    InvalidArgument,
+    NotReady,
+    UnknownInstruction,
+)
 
 logger = logging.getLogger(__name__)
+
+_AT_ONCE = 0.02  # s that a deactivation waits for the replay thread before it holds beside it
 
 
 class PolicyEngine(SessionHost):
@@ -94,6 +101,7 @@ class PolicyEngine(SessionHost):
             teller=self._teller,
             safety=self.safety,
             instruction=lambda: self._instruction,
+            void=lambda: self._pausing.is_set(),
         )
         self._lock = threading.Lock()
         self._mailbox: Observation | None = None
@@ -105,6 +113,9 @@ class PolicyEngine(SessionHost):
         """Id of the timed run under way, for the status; see `TimedRuns`."""
         self.explain_silence: Callable[[int], str] = lambda now_ns: ""
         """Says, at a time, ns, why there is no complete observation; on the replay thread."""
+        self._pausing = threading.Event()
+        """Set from a deactivation that could not wait for the tick under way to its end."""
+        self._given_up = ""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="flashrt-replay", daemon=True)
         model.check_instruction(self._instruction)
@@ -118,12 +129,18 @@ class PolicyEngine(SessionHost):
         """Start the replay thread. Verbs are served from now on; ticking waits for `activate`."""
         self._thread.start()
 
-    def close(self) -> None:
-        """Stop the thread and answer every verb that still waits. Idempotent."""
+    def close(self, timeout: float | None = None) -> None:
+        """Stop the thread and answer every verb that still waits. Idempotent.
+
+        A tick that does not end within `timeout` s, or kept `deactivate` waiting so long before, is
+        left: its thread ends after it, and nothing comes of it.
+        """
         self._stopping.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._wake()
-            self._thread.join()
+            self._thread.join(0.0 if self._given_up else timeout)
+            if self._thread.is_alive() and not self._given_up:
+                self._give_up(timeout or 0.0)
         self._teller.close()
         self.session.close()
 
@@ -131,9 +148,36 @@ class PolicyEngine(SessionHost):
         """Begin to tick with the next observation."""
         self.call(lambda session: self._set_active(True))
 
-    def deactivate(self) -> None:
-        """Hold the arm and stop ticking. The state stays as it is."""
-        self.call(lambda session: self._set_active(False))
+    def deactivate(self, timeout: float | None = None) -> None:
+        """Hold the arm and stop ticking. The state stays as it is.
+
+        A tick that is under way is hardly waited for: the hold is sent beside it, and its chunk is
+        committed and not sent when it ends.
+
+        Raises:
+            DeadlineExceeded: it did not end within `timeout` s. The arm is held, and from now on
+                nothing but holds leaves this engine, whatever happens: close it.
+        """
+        if self._given_up:
+            raise DeadlineExceeded(self._given_up)
+        done = self.submit(lambda session: self._set_active(False))
+        if not _is_done(done, _AT_ONCE) and not self.options.lockstep:
+            self._pausing.set()
+            if self._settlement.active:
+                self._settlement.hold_now()
+        if not _is_done(done, timeout):
+            self._give_up(timeout or 0.0)
+            raise DeadlineExceeded(self._given_up)
+        done.result()
+
+    def _give_up(self, waited: float) -> None:
+        """Any thread: the replay thread is lost; hold, and let nothing else leave from now on."""
+        self._given_up = f"the tick under way did not end within {waited:g} s and was given up"
+        logger.error(self._given_up)
+        self._pausing.set()
+        self.safety.emergency.jam(self._given_up)
+        if self._settlement.active and not self.options.lockstep:
+            self._settlement.hold_now()
 
     @property
     def status(self) -> EngineStatus:
@@ -290,7 +334,8 @@ class PolicyEngine(SessionHost):
             try:
                 self._run_once()
             except Exception:
-                logger.exception("the replay thread goes on after")
+                if not self._given_up:  # nothing is left that a late tick could be committed to
+                    logger.exception("the replay thread goes on after")
 
     def _run_once(self) -> None:
         self.session.serve(timeout=0.02)
@@ -315,6 +360,7 @@ class PolicyEngine(SessionHost):
 
     def _set_active(self, active: bool) -> None:
         self._settlement.set_active(active)
+        self._pausing.clear()
         with self._lock:
             self._mailbox = None
 
@@ -386,3 +432,8 @@ class PolicyEngine(SessionHost):
             self._listener.on_status()
         else:
             self._status = picture
+
+
+def _is_done(future: Future[Any], timeout: float | None) -> bool:
+    """Wait for it so long, s; None: until it is."""
+    return bool(wait([future], timeout).done)

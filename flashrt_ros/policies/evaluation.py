@@ -222,16 +222,20 @@ class Evaluator:
             f"no evaluation '{evaluation_id}' is under way or waits; there are: {known}"
         )
 
-    def close(self) -> None:
-        """End what is under way at its next tick border and answer what waits. Idempotent."""
+    def close(self, timeout: float | None = None) -> None:
+        """End what is under way at its next tick border and answer what waits. Idempotent.
+
+        After `timeout` s its thread is left to end by itself: it may wait for a host that hangs.
+        """
         with self._changed:
             self._closed = True
             for task in (*self._waiting, self._running):
                 if task is not None:
                     task.cancelled.set()
             self._changed.notify_all()
-        self._thread.join()
-        self._twin.session.close()
+        self._thread.join(timeout)
+        if not self._thread.is_alive():
+            self._twin.session.close()
 
     # -- the replay thread -----------------------------------------------------------------
 

@@ -35,6 +35,7 @@ class Ticker:
         teller: told what a boundary has read.
         safety: judges deadlines.
         instruction: the one in force.
+        void: whether the joints were told to stay while a tick was under way.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Ticker:
         teller: EventTeller,
         safety: Safety,
         instruction: Callable[[], str],
+        void: Callable[[], bool],
     ) -> None:
         self.ticks = 0
         self.idle = threading.Event()
@@ -60,6 +62,7 @@ class Ticker:
         self._teller = teller
         self._safety = safety
         self._instruction = instruction
+        self._void = void
         self._ticked_ns = 0
 
     def observe(self, observation: Observation) -> None:
@@ -133,7 +136,7 @@ class Ticker:
             late_s = (now_ns - chunk.start_ns) * 1e-9
             reason = f"the chunk was over when it was there, {late_s:.2f} s after its observation"
             settlement.fault(reason, observation.stamp_ns)
-        else:
+        elif not self._void():
             command = settlement.move(planned, now_ns)
             if command is not None:
                 self._listener.on_chunk(inferred.told(command, self._instruction(), observation))

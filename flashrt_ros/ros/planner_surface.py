@@ -36,6 +36,7 @@ class PlannerSurface:
         self._run_services = RunServices(node, self._runner, group)
         self._evaluator: Evaluator | None = None
         self._runs: TimedRuns | None = None
+        self._timeout = 0.0
 
     @property
     def answering(self) -> int:
@@ -64,6 +65,7 @@ class PlannerSurface:
                 self._evaluator = Evaluator(engine, backend)
             except Unsupported as fault:
                 self._node.get_logger().info(f"evaluate is not offered: {fault}")
+        self._timeout = timeout
         self._runs = TimedRuns(engine, clock)
         self._evaluations.attach(self._evaluator, engine.model.spec, contract)
         self._verbs.attach(engine)
@@ -83,7 +85,7 @@ class PlannerSurface:
         self._evaluations.attach(None, None, Contract())
         evaluator, self._evaluator = self._evaluator, None
         if evaluator is not None:
-            evaluator.close()
+            evaluator.close(self._timeout)
 
     def close(self) -> None:
         """After the engine was closed: answer who waits for the end of a run. Idempotent."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -85,11 +86,13 @@ class PolicyNode(ManagedNode):
 
     def _pause(self) -> None:
         """Hold the arm and stop; the state stays."""
-        if self._parts.engine is not None:
-            self._surface.pause()
-            self._parts.engine.deactivate()
-        if self._parts.outputs is not None:
-            self._parts.outputs.finish()
+        try:
+            if self._parts.engine is not None:
+                self._surface.pause()
+                self._parts.engine.deactivate(timeout=read(self, "verb_timeout"))
+        finally:
+            if self._parts.outputs is not None:
+                self._parts.outputs.finish()
 
     def _adjust(self, changes: Mapping[str, Any]) -> None:
         """Take new values of live parameters, from the next tick on."""
@@ -231,15 +234,18 @@ class PolicyNode(ManagedNode):
         for endpoints in (parts.run_info, parts.inputs, parts.description):
             if endpoints is not None:
                 self._attempt("destroying endpoints", endpoints.destroy)
-        host = parts.engine or parts.session
-        for memory in (host, parts.store):
-            if memory is not None:
-                self._attempt("closing", memory.close)
+        if parts.engine is not None:
+            close = partial(parts.engine.close, timeout=read(self, "verb_timeout"))
+            self._attempt("closing", close)
+        elif parts.session is not None:
+            self._attempt("closing", parts.session.close)
+        if parts.store is not None:
+            self._attempt("closing", parts.store.close)
         self._attempt("ending runs", self._surface.close)
         if parts.outputs is not None:
             self._attempt("destroying publishers", parts.outputs.destroy)
         self._attempt("ending diagnostics", self._reporter.close)
-        parts = host = memory = endpoints = None  # type: ignore[assignment]
+        parts = close = endpoints = None  # type: ignore[assignment]
         free_memory()
 
     # -- status ----------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 
 _PATIENCE = 2.0  # s, for the last answers
+_LAST_HOLD = 0.5  # s a node, when the process does not end in order
 
 INSIST_AFTER = 6.0
 """s from a signal to the end of the process, whatever still runs; `ros2 launch` kills after 10."""
@@ -140,8 +141,10 @@ def _insist(ending: Ending, nodes: Sequence[Node]) -> None:
     while not ending:
         time.sleep(0.5)
     time.sleep(INSIST_AFTER)
-    for node in nodes:
-        _call(node, "hold")
+    for node in nodes:  # each was held before, if its hold could be sent at all: only once more
+        last = threading.Thread(target=_call, args=(node, "hold"), daemon=True)
+        last.start()
+        last.join(_LAST_HOLD)
     leave(0)
 
 
