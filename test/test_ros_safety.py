@@ -233,7 +233,9 @@ def test_limits_come_from_the_latched_description_and_without_one_nothing_is_act
         refused("the URDF lacks shoulder; it has elbow")
         say(description(0.15, "shoulder", "elbow"))
         on_executor(made.node, made.node.trigger_activate)
-        say(description(0.9, "shoulder", "elbow"))  # comes too late
+        say(description(0.9, "shoulder", "elbow"))  # comes too late, also for another activation
+        on_executor(made.node, made.node.trigger_deactivate)
+        on_executor(made.node, made.node.trigger_activate)
         made.positions = np.array([0.1, 0.1])
         made.client.set_instruction("go home")
         assert np.max(points(made.move())) == 0.15
