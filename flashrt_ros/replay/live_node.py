@@ -40,6 +40,12 @@ _AGAIN = 2.0
 """s until an observation is shown again: the node may have got its parts before the clock."""
 _NOT_OURS = ("qos_overrides.", "use_sim_time", "start_type_description_service")
 """Parameters of ROS itself, which are set otherwise."""
+_NOT_AWAITED = {
+    "robot_description_topic": "",
+    "emergency_stop_required": False,
+    "emergency_stop_timeout": 0.0,
+}
+"""What would keep the node from moving: nobody else is in its namespace."""
 
 
 @dataclass(frozen=True)
@@ -234,6 +240,7 @@ class LiveNode:
             "use_sim_time": True,
             "capsule_directory": str(folder / "capsules"),
             "contract": contract,
+            **_NOT_AWAITED,
         }
 
     def _remappings(self) -> list[str]:
