@@ -17,7 +17,8 @@ pytest.importorskip("rclpy", reason="ROS 2 is not installed")
 
 from lifecycle_msgs.msg import Transition
 from planner_bench import ToySensors, Watch, toy_robot
-from ros_rig import PATIENCE, POLICY, Rig, bits
+from ros_rig import PATIENCE, POLICY, RELIABLE, Rig, bits, wait_for_readers
+from std_msgs.msg import Bool
 
 from flashrt_ros.client import AsyncCapsuleClient, VerbRefused
 from flashrt_ros.demo.lifecycle import change_state
@@ -340,6 +341,94 @@ def test_run_is_paused_by_an_interrupt_and_ended_by_deactivation(
     with refused(Code.NOT_READY):
         made.policy.start_run("reach")
     change_state(made.caller, POLICY, Transition.TRANSITION_ACTIVATE)
+
+
+# -- the emergency stop meanwhile --------------------------------------------------------------
+
+
+class StopButton:
+    """Pressed for a `with` block, by a publisher that the node has found before."""
+
+    def __init__(self, made: Rig) -> None:
+        self._made = made
+        self._publisher = made.node.create_publisher(Bool, "emergency_stop", RELIABLE)
+        wait_for_readers(self._publisher)
+
+    def __enter__(self) -> None:
+        self._publisher.publish(Bool(data=True))
+        self._made.policy.wait_for_status(lambda s: bool(s.emergency_stop), PATIENCE)
+
+    def __exit__(self, *_: object) -> None:
+        self._publisher.publish(Bool(data=False))
+        self._made.policy.wait_for_status(lambda s: not s.emergency_stop, PATIENCE)
+        self._made.node.destroy_publisher(self._publisher)
+
+
+def test_emergency_stop_in_a_run_holds_the_arm_and_the_run_ends_by_its_time(
+    policy: tuple[Rig, ToySensors, Watch],
+) -> None:
+    made, sensors, _ = policy
+    button, heard = StopButton(made), list[Any]()
+    epoch = made.policy.list().result.epoch
+    run = made.policy.run("reach", duration=3.0, at_end=Motion.UNCHANGED, on_feedback=heard.append)
+    made.policy.wait_for_status(lambda s: s.run == run.id, PATIENCE)
+    with button:
+        stopped = made.policy.list().result
+        assert stopped.epoch == epoch + 1
+        assert not run.done()
+        for asked in (made.policy.start_run, made.policy.resume):
+            with refused(Code.EMERGENCY_STOP):
+                asked()
+        show_until(sensors, run.done)
+        result = run.result().result
+        assert (result.code, result.boundary, result.epoch) == (0, stopped.boundary, stopped.epoch)
+        assert heard[-1].state == RuntimeStatus.HOLDING
+        assert heard[-1].reason == "emergency stop"
+    # The run's end was no release, nor was the release a resume.
+    held = made.policy.wait_for_status(lambda s: s.state == RuntimeStatus.HOLDING, PATIENCE)
+    assert held.boundary == stopped.boundary
+    made.policy.resume(Motion.REPLAN)
+    assert tick(made, sensors, 6).boundary > stopped.boundary
+
+
+def test_run_that_is_cancelled_while_the_emergency_stop_is_pressed_is_answered(
+    policy: tuple[Rig, ToySensors, Watch],
+) -> None:
+    made, _, _ = policy
+    run = made.policy.run("reach", at_end=Motion.HOLD)
+    made.policy.wait_for_status(lambda s: s.run == run.id, PATIENCE)
+    with StopButton(made):
+        assert not run.done()
+        run.cancel().result(PATIENCE)
+        with refused(Code.CANCELLED):
+            run.result(PATIENCE)
+        status = made.policy.wait_for_status(lambda s: not s.run, PATIENCE)
+        assert (status.state, status.reason) == (RuntimeStatus.HOLDING, "emergency stop")
+
+
+def test_emergency_stop_in_an_evaluation_holds_the_arm_and_changes_no_branch(
+    policy: tuple[Rig, ToySensors, Watch],
+) -> None:
+    made, sensors, _ = policy
+    made.policy.snapshot("stop_here", overwrite=True)
+    given: dict[str, Any] = {"capsule": "stop_here", "ticks": 1_000}
+    given["observations"] = [sensors.observation(99, time.time_ns())]
+    button, epoch = StopButton(made), made.policy.list().result.epoch
+
+    async def scenario() -> Any:
+        async with AsyncCapsuleClient(made.node, POLICY, timeout=PATIENCE) as client:
+            under_way = client.evaluate(["reach"], **given)
+            with button:
+                assert not under_way.done(), "it was over before the stop was pressed"
+                assert made.policy.list().result.epoch == epoch + 1
+                return await under_way
+
+    stopped = asyncio.run(scenario())
+    assert stopped.result.epoch == epoch + 1
+    undisturbed = made.policy.evaluate(["reach"], **given)
+    first, second = stopped.branches[0], undisturbed.branches[0]
+    assert (first.complete, first.state_digest) == (True, second.state_digest)
+    assert [bits(chunk) for chunk in first.chunks] == [bits(chunk) for chunk in second.chunks]
 
 
 # -- the node's life: keep these last ----------------------------------------------------------
