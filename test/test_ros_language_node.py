@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,13 +13,16 @@ import pytest
 pytest.importorskip("rclpy", reason="ROS 2 is not installed")
 
 from language_families import speaking_checkpoint
+from rclpy.executors import MultiThreadedExecutor
+from ros_host import until
 from ros_rig import Inbox, Rig, rig
 
 from flashrt_ros.client import CapsuleClient, VerbRefused
 from flashrt_ros.demo.lifecycle import bring_up
 from flashrt_ros.msg import ChatMessage, Token
 from flashrt_ros.policies import Motion
-from flashrt_ros.runtime import Code
+from flashrt_ros.ros.language_node import LanguageNode
+from flashrt_ros.runtime import Code, Event, EventKind
 from flashrt_ros.srv import CancelGeneration, Generate
 
 NODE = "language_node"
@@ -27,19 +31,19 @@ NODE = "language_node"
 class Peer:
     """A caller of the node."""
 
-    def __init__(self, made: Rig) -> None:
-        self._rig = made
-        self.capsules = CapsuleClient(made.node, NODE, timeout=60.0)
-        self.tokens = Inbox(made.node, Token, f"{NODE}/tokens")
+    def __init__(self, made: Rig, name: str = NODE) -> None:
+        self._rig, self._name = made, name
+        self.capsules = CapsuleClient(made.node, name, timeout=60.0)
+        self.tokens = Inbox(made.node, Token, f"{name}/tokens")
 
     def generate(self, prompt: str = "", **fields: Any) -> Generate.Response:
         fields.setdefault("max_tokens", 24)
         request = Generate.Request(prompt=prompt, **fields)
-        return self._rig.caller.call(Generate, f"{NODE}/generate", request)
+        return self._rig.caller.call(Generate, f"{self._name}/generate", request)
 
     def cancel(self, request_id: str = "") -> CancelGeneration.Response:
         request = CancelGeneration.Request(request_id=request_id)
-        return self._rig.caller.call(CancelGeneration, f"{NODE}/cancel", request)
+        return self._rig.caller.call(CancelGeneration, f"{self._name}/cancel", request)
 
     def stream_of(self, request_id: str) -> list[Token]:
         """The tokens of a request that has ended, its end included."""
@@ -48,6 +52,76 @@ class Peer:
             f"the end of {request_id}",
         )
         return [m for m in self.tokens.all() if m.request_id == request_id]
+
+
+class Gated:
+    """A node in the test's process whose replay thread waits at each boundary for the test.
+
+    A text is so under way for as long as a test wants it, however fast it is decoded.
+    """
+
+    def __init__(self, made: Rig, *parameters: str) -> None:
+        given = [argument for each in parameters for argument in ("-p", each)]
+        context = made.node.context
+        self.node = LanguageNode(
+            "gated_node",
+            context=context,
+            namespace=made.namespace,
+            cli_args=["--ros-args", *given],
+        )
+        self.peer = Peer(made, "gated_node")
+        self._boundaries = threading.Semaphore(0)
+        self._open = threading.Event()
+        self.waits = threading.Event()
+        """Set when the replay thread waits."""
+        self._executor = MultiThreadedExecutor(num_threads=8, context=context)
+        self._executor.add_node(self.node)
+        self._thread = threading.Thread(target=self._executor.spin, daemon=True)
+        self._thread.start()
+        bring_up(made.caller, "gated_node")
+        assert self.node._engine is not None
+        self.node._engine.session.subscribe(self._on_event)
+
+    def _on_event(self, event: Event) -> None:
+        """On the replay thread."""
+        if event.kind is not EventKind.COMMIT or self._open.is_set():
+            return
+        if not self._boundaries.acquire(blocking=False):
+            self.waits.set()
+            self._boundaries.acquire()
+
+    def let_pass(self, boundaries: int) -> None:
+        """So many more are committed, the next one then waits."""
+        self._boundaries.release(boundaries)
+
+    def open(self) -> None:
+        """Nothing waits any more."""
+        self._open.set()
+        self.let_pass(1)
+
+    def under_way(self) -> list[str]:
+        return list(self.node._requests)
+
+    def close(self) -> None:
+        self.open()
+        self.node.stop()
+        self._executor.shutdown()
+        self._thread.join(60.0)
+        self.node.destroy_node()
+
+
+@pytest.fixture
+def gated(language: Peer) -> Iterator[Gated]:
+    made = Gated(
+        language._rig,
+        f"model:={speaking_checkpoint()}",
+        "max_context:=400",
+        "chunk:=32",
+        "max_waiting:=1",
+        "kernels:=torch",
+    )
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="module")
@@ -121,40 +195,53 @@ def test_prompt_that_comes_again_is_not_computed_again(language: Peer) -> None:
     assert second.tokens_reused > 0
 
 
-def test_cancel_ends_at_the_next_boundary_with_what_there_is(language: Peer) -> None:
-    answers: list[Generate.Response] = []
-    thread = threading.Thread(
-        target=lambda: answers.append(language.generate("cup", request_id="stop", max_tokens=350))
-    )
-    thread.start()
-    language.tokens.wait(lambda seen: any(m.request_id == "stop" for m in seen), "a token")
-    assert language.cancel("stop").success
-    thread.join(60.0)
-    assert answers[0].success
-    assert answers[0].finish_reason == "cancelled"
-    assert 0 < len(answers[0].tokens) < 350
-    unknown = language.cancel("stop")
+def test_cancel_ends_at_the_next_boundary_with_what_there_is(gated: Gated) -> None:
+    peer = gated.peer
+    with ThreadPoolExecutor(2) as pool:
+        text = pool.submit(peer.generate, "cup", request_id="stop", max_tokens=350)
+        gated.let_pass(8)
+        seen = peer.tokens.wait(lambda seen: any(m.request_id == "stop" for m in seen), "a token")
+        assert seen[0].token != -1
+        assert gated.waits.wait(60.0)
+        cancelling = pool.submit(peer.cancel, "stop")
+        until(lambda: gated.node._runner.answering == 1, "the cancel waits for the boundary")
+        assert not text.done()
+        gated.open()
+        assert cancelling.result(60.0).success
+        answer = text.result(60.0)
+    assert answer.success
+    assert answer.finish_reason == "cancelled"
+    assert 0 < len(answer.tokens) <= 10  # nothing like the text that was asked for
+    unknown = peer.cancel("stop")
     assert not unknown.success
     assert "no request 'stop'" in unknown.message
 
 
-def test_two_callers_are_served_in_turn_and_a_third_is_told_busy(language: Peer) -> None:
-    answers: dict[str, Generate.Response] = {}
+def test_two_callers_are_served_in_turn_and_a_third_is_told_busy(gated: Gated) -> None:
+    peer = gated.peer
+    with ThreadPoolExecutor(2) as pool:
+        texts = []
+        for name in ("one", "two"):
+            texts.append(pool.submit(peer.generate, "the", request_id=name, max_tokens=60))
+            until(lambda wanted=name: wanted in gated.under_way(), f"{name} is under way")
+        for _ in range(3):
+            assert peer.generate("the", max_tokens=1).result.code == Code.BUSY
+        gated.open()
+        one, two = (text.result(60.0) for text in texts)
+    assert list(one.tokens) == list(two.tokens)
+    peer.stream_of("one")
+    peer.stream_of("two")
+    order = [m.request_id for m in peer.tokens.all()]
+    assert order == sorted(order)  # all of one's before two's
 
-    def call(name: str) -> None:
-        answers[name] = language.generate("the", request_id=name, max_tokens=120)
 
-    threads = [threading.Thread(target=call, args=(name,)) for name in ("one", "two")]
-    threads[0].start()
-    language.tokens.wait(lambda seen: any(m.request_id == "one" for m in seen), "a token")
-    threads[1].start()
-    refused = None
-    while refused is None or refused.result.code != Code.BUSY:
-        assert any(thread.is_alive() for thread in threads), "both ended and nobody was busy"
-        refused = language.generate("the", max_tokens=1)
-    for thread in threads:
-        thread.join(60.0)
-    assert list(answers["one"].tokens) == list(answers["two"].tokens)
+def test_status_says_what_decode_steps_run_in(language: Peer, gated: Gated) -> None:
+    plans = {}
+    for peer in (language, gated.peer):
+        peer.capsules.wait_for_status(lambda status: status.plan != "", 60.0)
+        plans[peer._name] = peer.capsules.wait_for_status(lambda status: True, 60.0).plan
+    assert plans["gated_node"] == "eager, kernels torch"
+    assert plans[NODE].startswith(("eager, kernels native", "eager, kernels torch: "))
 
 
 def test_chat_uses_the_checkpoints_template(language: Peer) -> None:

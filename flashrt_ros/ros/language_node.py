@@ -53,6 +53,12 @@ PARAMETERS = (
         "How plans are replayed.",
         choices=("eager", "compiled", "cuda_graph"),
     ),
+    Parameter(
+        "kernels",
+        "auto",
+        "What decode steps run in: auto (C++ where it can be had), native (C++, or fail) or torch.",
+        choices=("auto", "native", "torch"),
+    ),
     Parameter("max_context", 2048, "Tokens that the state has room for.", 1, 2**20),
     Parameter("chunk", 256, "Tokens of a whole prefill piece.", 1, 2**16),
     Parameter(
@@ -152,7 +158,9 @@ class LanguageNode(ManagedNode):
         self._engine.start()
         self._runner.attach(self._engine, read(self, "verb_timeout"))
         assert self._reporter is not None
-        self._reporter.open(self._engine, read(self, "model"), read(self, "backend"))
+        plan = f"{read(self, 'backend')}, kernels {model.kernels}"
+        self.get_logger().info(f"plan: {plan}")
+        self._reporter.open(self._engine, read(self, "model"), plan)
 
     def _load(self) -> LanguageModel:
         path = read(self, "model")
@@ -168,6 +176,7 @@ class LanguageNode(ManagedNode):
             device=read(self, "device"),
             backend=read(self, "backend"),
             chunk=read(self, "chunk"),
+            kernels=read(self, "kernels"),
         )
 
     # -- requests --------------------------------------------------------------------------
