@@ -22,6 +22,7 @@ from flashrt_ros.demo.processes import Processes
 from flashrt_ros.demo.simulator import SimClient
 from flashrt_ros.msg import ActionChunk, Boundary, RunInfo, RuntimeStatus, SimState
 from flashrt_ros.replay.recorder import BagRecorder, Topic
+from flashrt_ros.ros.process import leave
 
 HELD_OUT = 2_000
 """No training and no choice of a setting has used the seeds from here to 999,999."""
@@ -141,4 +142,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

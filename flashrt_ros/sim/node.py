@@ -8,7 +8,6 @@ has arrived, so that a run over DDS is reproducible bit for bit.
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 from types import FrameType
 from typing import Any
@@ -29,6 +28,7 @@ from trajectory_msgs.msg import JointTrajectory
 from flashrt_ros.msg import SimState
 from flashrt_ros.ros import qos
 from flashrt_ros.ros.parameters import Parameter, read
+from flashrt_ros.ros.process import leave
 from flashrt_ros.sim.messages import read_command, to_image, to_joint_state, to_state
 from flashrt_ros.sim.pacing import LockstepPacing, Pacing, RealTimePacing
 from flashrt_ros.sim.scene import JOINT_NAMES, PHYSICS_NS, TICK_PERIOD
@@ -296,4 +296,4 @@ def main(args: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
