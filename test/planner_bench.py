@@ -31,6 +31,7 @@ PARAMETERS = (
     "instruction:=wait",
     "seed:=3",
     "observation_timeout:=0.0",
+    "tick_period:=0.0",
     "max_skew:=10.0",
     "state_digest_every:=1",
 )

@@ -97,7 +97,9 @@ class Rig:
         return arguments
 
     def start_policy(self, *parameters: str) -> None:
-        self.processes.start(POLICY, "flashrt_ros.ros.policy_node", self._arguments(parameters))
+        """A node that ticks on every observation: tests send them as fast as they are answered."""
+        arguments = self._arguments(("tick_period:=0.0", *parameters))
+        self.processes.start(POLICY, "flashrt_ros.ros.policy_node", arguments)
 
     def start_language(self, *parameters: str) -> None:
         self.processes.start(

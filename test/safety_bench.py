@@ -145,7 +145,13 @@ def bench(
     Nothing is ramped unless asked for.
     """
     policy = ToyPolicy()
-    given = ("observation_timeout:=0.0", "ramp_duration:=0.0", "evaluate:=false", *parameters)
+    given = (
+        "observation_timeout:=0.0",
+        "tick_period:=0.0",
+        "ramp_duration:=0.0",
+        "evaluate:=false",
+        *parameters,
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(policy_node, "load_policy", lambda name, device: policy)
         with hosted(PolicyNode, *given, arguments=arguments) as (node, other):

@@ -31,6 +31,7 @@ def active(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PolicyNod
     """An active policy node, its sensors beside it."""
     checkpoint = write_checkpoint(tmp_path_factory.mktemp("pi0"))
     given = (f"model:={checkpoint}", "instruction:=pick", "observation_timeout:=0.0", "seed:=3")
+    given = (*given, "tick_period:=0.0")
     with hosted(PolicyNode, *given, "diagnostics_period:=0.2") as (node, other):
         assert node.trigger_configure() == OK
         assert node.trigger_activate() == OK

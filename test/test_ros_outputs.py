@@ -139,6 +139,7 @@ def arm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arm]:
         made.start_policy(
             f"contract:={contract}",
             "observation_timeout:=0.0",
+            "tick_period:=0.0",
             "command_rate:=100.0",
             "execution:=rtc",
             "ramp_duration:=0.0",

@@ -65,7 +65,12 @@ def _system(device: str, rate: float) -> Iterator[Rig]:
         contract = Path(folder, "contract.yaml")
         contract.write_text(CONTRACT)
         given = [f"model:={MODEL}", f"device:={device}", f"contract:={contract}"]
-        given += [f"command_rate:={rate}", "observation_timeout:=0.0", "evaluate:=false"]
+        given += [
+            f"command_rate:={rate}",
+            "observation_timeout:=0.0",
+            "tick_period:=0.0",
+            "evaluate:=false",
+        ]
         with Processes(Path(folder)) as processes, Rig() as rig:
             processes.start(POLICY, "flashrt_ros.ros.policy_node", rig.arguments(given))
             processes.start(PEER, "flashrt_ros.bench.ros_peer", rig.arguments([f"rate:={rate}"]))
