@@ -309,13 +309,13 @@ class PolicyEngine(SessionHost):
         """Tell an event of a layer above, a run's begin say; see `EngineEvent`."""
         self._teller.tell(kind, Motion.UNCHANGED, request_id=request_id, detail=detail)
 
-    def set_instruction(self, text: str, *, expected_boundary: int | None = None) -> None:
-        """Change the instruction from the next tick on.
+    def set_instruction(self, text: str, **checks: Any) -> None:
+        """Change the instruction from the next tick on. `checks`: those of `Session.require`.
 
         Raises:
             UnknownInstruction: the policy does not know these words; the old one stays.
         """
-        self.session.require(expected_boundary=expected_boundary)
+        self.session.require(**checks)
         try:
             self.model.check_instruction(text)
         except ValueError as error:

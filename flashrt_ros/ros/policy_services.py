@@ -63,8 +63,7 @@ class PolicyServices:
         self, request: SetInstruction.Request, response: SetInstruction.Response
     ) -> Any:
         def verb(session: Session) -> tuple[None, Motion]:
-            session.require(**expectations(request))
-            self._hosting().set_instruction(request.instruction)
+            self._hosting().set_instruction(request.instruction, **expectations(request))
             return None, Motion.UNCHANGED
 
         outcome = await self._runner.run("set_instruction", request, verb)
