@@ -20,7 +20,7 @@ from flashrt_ros.demo.witness import CommandWitness, LineageWitness, Lost, Momen
 from flashrt_ros.msg import Boundary, Branch
 
 INSTRUCTIONS = ("wait", "reach", "go home")
-NAMES = "abcdef"
+NAMES = "abcdefgh"
 ERRAND = "before_errand"
 
 _MOTIONS = (Motion.HOLD, Motion.REPLAN, Motion.CONTINUE)
@@ -81,7 +81,7 @@ class Program:
         self._see_progress(5)
         steps = {
             self.interrupt: 8, self.resume: 5, self.snapshot: 5, self.restore: 6,
-            self.rollback: 10, self.evaluate: 10, self.fork: 2, self.delete: 2,
+            self.rollback: 10, self.evaluate: 10, self.fork: 2, self.delete: 4,
             self.set_instruction: 2, self.timed_run: 3, self.errand: 3, self.stale: 4,
             self.repeat: 4, self.listing: 1, self.unmeant: 1,
         }  # fmt: skip
@@ -119,7 +119,7 @@ class Program:
 
     def snapshot(self) -> None:
         """Freeze the live state under a name."""
-        name, overwrite = self._name(), self._random.random() < 0.6
+        name, overwrite = self._names(1)[0], self._random.random() < 0.6
         call = verbs.snapshot(name, overwrite=overwrite, tags=["program"], **self._fields())
         if name in self._book and not overwrite:
             self._refuse(call, Code.NAME_TAKEN)
@@ -211,7 +211,7 @@ class Program:
 
     def fork(self) -> None:
         """Two capsules that share a third's bytes, or the live state's."""
-        source, names = self._random.choice(["", self._name()]), self._random.sample(NAMES, 2)
+        source, names = self._random.choice(["", self._name()]), self._names(2)
         call = verbs.fork(source, names=names, **self._fields())
         if self._book.keys() & set(names):
             self._refuse(call, Code.NAME_TAKEN)
@@ -311,11 +311,11 @@ class Program:
         """A verb by a planner that has slept."""
         live = self._lineage.moments[self._dialogue.mark]
         fields = self._fields(cas=False)
-        past = [number for number, _ in self._past() if number != live.boundary]
+        past = [number for number, _ in self._past()[1:6]]  # a tick gives the live one a new number
         code, expected = Code.STALE_EPOCH, live.epoch + (-1 if live.epoch else 1)
         if past and self._random.random() < 0.5:
             code = Code.STALE_BOUNDARY
-            fields["expected_boundary"] = self._random.choice(past[1:5] or past)
+            fields["expected_boundary"] = self._random.choice(past)
         else:
             fields["expected_epoch"] = expected
         name = self._name()
@@ -426,7 +426,15 @@ class Program:
         return self._lineage.moments[index]
 
     def _name(self) -> str:
-        return self._random.choice(NAMES)
+        """Mostly a name that a capsule has."""
+        known = sorted(self._book)
+        return self._random.choice(known if known and self._random.random() < 0.8 else NAMES)
+
+    def _names(self, count: int) -> list[str]:
+        """Names for new capsules, mostly free ones."""
+        free = [name for name in NAMES if name not in self._book]
+        enough = len(free) >= count and self._random.random() < 0.7
+        return self._random.sample(free if enough else NAMES, count)
 
     def _branch(self) -> Branch:
         text = self._random.choice(["", *INSTRUCTIONS])
