@@ -109,9 +109,11 @@ class Dialogue:
         code, response = self.send(call)
         if code not in codes:
             wanted = " or ".join(sorted(each.name for each in codes))
-            raise Wrong(f"{call} was answered {code.name} ({response.message}), expected {wanted}")
+            raise Wrong(
+                f"{told(call)} was answered {code.name} ({response.message}), expected {wanted}"
+            )
         if response.result.repeated:
-            raise Wrong(f"{call} is new and was answered as one that came before: {response}")
+            raise Wrong(f"{told(call)} is new and was answered as one that came before: {response}")
         asked = Asked(call, code, response, self.mark)
         if remember and call.name not in _WITHOUT_ID:
             self.answers.append(asked)
@@ -128,7 +130,7 @@ class Dialogue:
         except VerbRefused as refusal:
             code, response = refusal.code, refusal.response
         except TimeoutError as error:
-            raise Unanswered(f"{call}: {error}") from error
+            raise Unanswered(f"{told(call)}: {error}") from error
         self.tally.add(call.name, time.perf_counter() - started, code)
         return code, response
 
@@ -161,7 +163,7 @@ class Dialogue:
         for asked, judge in self._unjudged:
             between = self._lineage.moments[asked.index : index]
             if _place(asked.response.result) not in map(_place, between):
-                raise Wrong(f"{asked.call} was refused: {asked.response}; live was {between}")
+                raise Wrong(f"{told(asked.call)} was refused: {asked.response}; live was {between}")
             if judge is not None:
                 judge(asked, between)
         self._unjudged.clear()
@@ -175,6 +177,14 @@ class Dialogue:
         still = self._lineage.still
         if still is not None and self._commands.moves[still]:
             raise Wrong(f"the arm was held by a verb in epoch {still} and was commanded to move")
+
+
+def told(call: Call[Any]) -> str:
+    """A call as a person would write it: its fields that are not the default."""
+    request, plain = call.request, type(call.request)()
+    given = {name: getattr(request, name) for name in request.get_fields_and_field_types()}
+    chosen = (f"{k}={v!r}" for k, v in given.items() if v != getattr(plain, k))
+    return f"{call.name}({', '.join(chosen)})"
 
 
 def _place(at: Any) -> tuple[int, int, int]:

@@ -14,7 +14,7 @@ from rclpy.node import Node
 from flashrt_ros.client import AsyncCapsuleClient, CapsuleClient, Code, Motion
 from flashrt_ros.client import requests as verbs
 from flashrt_ros.client.requests import Call
-from flashrt_ros.demo.dialogue import Asked, Dialogue
+from flashrt_ros.demo.dialogue import Asked, Dialogue, told
 from flashrt_ros.demo.expectations import judge_branches, judge_move, target
 from flashrt_ros.demo.witness import CommandWitness, LineageWitness, Lost, Moment, Wrong
 from flashrt_ros.msg import Boundary, Branch
@@ -70,10 +70,10 @@ class Program:
             self._policy.set_instruction("wait")
             lineage.pause(0.1)
 
-    def run(self, calls: int, told: Callable[[int], None]) -> None:
+    def run(self, calls: int, progress: Callable[[int], None]) -> None:
         """Go on until so many interrupts, rollbacks and evaluations are answered.
 
-        told: called after every step with how many there are.
+        progress: called after every step with how many there are.
 
         Raises:
             Wrong, Lost, Unanswered: with what was wrong first.
@@ -88,7 +88,7 @@ class Program:
         while self.tally.core < calls:
             self._random.choices(list(steps), list(steps.values()))[0]()
             self._think()
-            told(self.tally.core)
+            progress(self.tally.core)
         self._close_the_books()
 
     # -- steps
@@ -172,7 +172,7 @@ class Program:
             live = self._past(asked.response.result.boundary)
             aim = target(call.request, live, self._lineage.stored(), named)
             if aim is not asked.code:
-                raise Wrong(f"{call} was answered {asked.response}, expected {aim}")
+                raise Wrong(f"{told(call)} was answered {asked.response}, expected {aim}")
 
         codes = {Code.OK, Code.NOT_STORED, Code.INVALID_ARGUMENT}
         asked = self._dialogue.ask(call, codes, judge)
@@ -181,7 +181,7 @@ class Program:
             live = self._past(self._moment(index - 1).boundary)
             aim = target(call.request, live, self._lineage.stored(index), named)
             if isinstance(aim, Code):
-                raise Wrong(f"{call} was answered OK, expected {aim.name}")
+                raise Wrong(f"{told(call)} was answered OK, expected {aim.name}")
             judge_move(asked.response, motion, aim, self._moment(index))
 
     def evaluate(self) -> None:
@@ -202,7 +202,7 @@ class Program:
             begin = None  # either may have been first, and a name may be another capsule's now
         code, response = self._dialogue.wait(call.name, started, sent.result)
         if code is not Code.OK:
-            raise Wrong(f"{call} was answered {code.name}: {response.message}")
+            raise Wrong(f"{told(call)} was answered {code.name}: {response.message}")
         self._dialogue.answers.append(Asked(call, code, response, self._dialogue.mark))
         judge_branches(response, branches, ticks, begin)
         index = self._event(call.request.request_id, Boundary.EVALUATE)
@@ -344,14 +344,16 @@ class Program:
         was, now = earlier.response.result, response.result
         same = (was.boundary, was.step, was.epoch) == (now.boundary, now.step, now.epoch)
         if not (code is earlier.code and now.repeated and same):
-            raise Wrong(f"{earlier.call} was answered {earlier.response}, and then {response}")
+            raise Wrong(
+                f"{told(earlier.call)} was answered {earlier.response}, and then {response}"
+            )
         if self._random.random() < 0.3:
             other = verbs.snapshot("other", request_id=request_id)
             self._refuse(other, Code.INVALID_ARGUMENT, remember=False)
         # What is told next is told after anything that the repetition could have caused.
         self._apply(verbs.snapshot(**self._fields()), Boundary.SNAPSHOT)
         if self._lineage.count(request_id) != counted:
-            raise Wrong(f"{earlier.call} was applied again")
+            raise Wrong(f"{told(earlier.call)} was applied again")
 
     def listing(self) -> None:
         """The names are those that the answers gave."""
@@ -390,9 +392,11 @@ class Program:
             if self._lineage.commits.get(boundary, ())[:2] != (step, epoch):
                 raise Wrong(f"a chunk of boundary {boundary}, step {step}, epoch {epoch}")
         for asked in self._dialogue.answers:
-            told = self._lineage.count(asked.call.request.request_id)
-            if asked.code is not Code.OK and told:
-                raise Wrong(f"{asked.call} was refused ({asked.code.name}), and told of: {told}")
+            events = self._lineage.count(asked.call.request.request_id)
+            if asked.code is not Code.OK and events:
+                raise Wrong(
+                    f"{told(asked.call)} was refused ({asked.code.name}), and told of: {events}"
+                )
         self._dialogue.look()
 
     # -- helpers
