@@ -322,7 +322,7 @@ def test_goal_cancelled_by_the_action_itself_is_canceled(
     assert results[0].status == GoalStatus.STATUS_CANCELED
     assert results[0].result.result.code == Code.CANCELLED
     made.policy.wait_for_status(lambda s: not s.run, PATIENCE)
-    client.destroy()
+    made.node.executor.create_task(client.destroy)  # not while the executor waits for it
 
 
 def test_run_is_paused_by_an_interrupt_and_ended_by_deactivation(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import traceback
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -14,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 import rclpy
 from rclpy.callback_groups import ReentrantCallbackGroup
-from rclpy.executors import SingleThreadedExecutor
+from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.node import Node
 
 from flashrt_ros.runtime.errors import Code
@@ -147,12 +148,27 @@ def spinning(name: str, **options: Any) -> Iterator[Node]:
     node = Node(name, context=context, **options)
     executor = SingleThreadedExecutor(context=context)
     executor.add_node(node)
-    thread = threading.Thread(target=executor.spin, name=f"spin-{name}", daemon=True)
+    ending = threading.Event()
+
+    def spin() -> None:
+        # A callback that raises is told of and ends neither the thread nor what others wait for.
+        while not ending.is_set():
+            try:
+                executor.spin_once(timeout_sec=0.1)
+            except ExternalShutdownException:
+                return
+            except Exception:
+                if not ending.is_set():
+                    node.get_logger().error(f"callback failed:\n{traceback.format_exc()}")
+
+    thread = threading.Thread(target=spin, name=f"spin-{name}", daemon=True)
     thread.start()
     try:
         yield node
     finally:
-        executor.shutdown()
+        ending.set()
+        executor.wake()
         thread.join(5.0)
+        executor.shutdown()
         node.destroy_node()
         rclpy.shutdown(context=context)

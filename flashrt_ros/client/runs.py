@@ -61,6 +61,7 @@ class RunClient:
     """
 
     def __init__(self, node: Node, policy: str, caller: ServiceCaller) -> None:
+        self._node = node
         self._policy = policy
         self._caller = caller
         self._client = ActionClient(
@@ -106,8 +107,16 @@ class RunClient:
         return RunHandle(goal.request_id, Answer(ended), self._cancel)
 
     def close(self) -> None:
-        """Remove the client from the node."""
-        self._client.destroy()
+        """Remove the client from the node, on the thread that spins it.
+
+        An action client that goes while the executor waits for it ends the executor's spin with an
+        RCLError ("action client pointer is invalid").
+        """
+        executor = self._node.executor
+        if executor is None:
+            self._client.destroy()
+        else:
+            executor.create_task(self._client.destroy)
 
     def _cancel(self, run_id: str) -> Answer[CancelRun.Response]:
         call = requests.cancel_run(run_id)
