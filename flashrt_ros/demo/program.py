@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -11,16 +10,15 @@ from typing import Any
 
 from rclpy.node import Node
 
-from flashrt_ros.client import AsyncCapsuleClient, CapsuleClient, Code, Motion
+from flashrt_ros.client import AsyncCapsuleClient, CapsuleClient, Code, Motion, RunHandle
 from flashrt_ros.client import requests as verbs
 from flashrt_ros.client.requests import Call
 from flashrt_ros.demo.dialogue import Asked, Dialogue, told
 from flashrt_ros.demo.expectations import judge_branches, judge_move, target
+from flashrt_ros.demo.notebook import INSTRUCTIONS, Notebook
 from flashrt_ros.demo.witness import CommandWitness, LineageWitness, Lost, Moment, Wrong
-from flashrt_ros.msg import Boundary, Branch
+from flashrt_ros.msg import Boundary
 
-INSTRUCTIONS = ("wait", "reach", "go home")
-NAMES = "abcdefgh"
 ERRAND = "before_errand"
 
 _MOTIONS = (Motion.HOLD, Motion.REPLAN, Motion.CONTINUE)
@@ -52,9 +50,7 @@ class Program:
         self.tally = self._dialogue.tally
         self._lineage, self._commands = witnesses
         self._patience = patience
-        self._random = random.Random(seed)
-        self._book: dict[str, Any] = {}  # name -> CapsuleInfo, as the answers have it
-        self._ids = 0
+        self._notes = Notebook(self._lineage, self._dialogue, seed)
 
     def close(self) -> None:
         """Remove the clients."""
@@ -86,7 +82,7 @@ class Program:
             self.repeat: 4, self.listing: 1, self.unmeant: 1,
         }  # fmt: skip
         while self.tally.core < calls:
-            self._random.choices(list(steps), list(steps.values()))[0]()
+            self._notes.random.choices(list(steps), list(steps.values()))[0]()
             self._think()
             progress(self.tally.core)
         self._close_the_books()
@@ -95,22 +91,22 @@ class Program:
 
     def interrupt(self) -> None:
         """Stop; mostly go on soon."""
-        response, index = self._apply(verbs.interrupt(**self._fields()), Boundary.INTERRUPT)
+        response, index = self._apply(verbs.interrupt(**self._notes.fields()), Boundary.INTERRUPT)
         if response.result.motion != int(Motion.HOLD) or not self._moment(index).held:
             raise Wrong(f"an interrupt does not hold: {response.result}")
-        if self._random.random() < 0.6:
+        if self._notes.random.random() < 0.6:
             self._think()
             self.resume()
 
     def resume(self) -> None:
         """End a hold, if there is one."""
-        motion = self._random.choice([Motion.UNCHANGED, Motion.REPLAN, Motion.CONTINUE])
+        motion = self._notes.random.choice([Motion.UNCHANGED, Motion.REPLAN, Motion.CONTINUE])
 
         def judge(asked: Asked, between: Sequence[Moment]) -> None:
             if all(moment.held for moment in between):
                 raise Wrong(f"resume was refused although the policy was held: {asked.response}")
 
-        call = verbs.resume(motion, **self._fields())
+        call = verbs.resume(motion, **self._notes.fields())
         asked = self._dialogue.ask(call, {Code.OK, Code.NOT_READY}, judge)
         if asked.code is Code.OK:
             index = self._dialogue.confirm(asked, Boundary.RESUME)
@@ -119,22 +115,22 @@ class Program:
 
     def snapshot(self) -> None:
         """Freeze the live state under a name."""
-        name, overwrite = self._names(1)[0], self._random.random() < 0.6
-        call = verbs.snapshot(name, overwrite=overwrite, tags=["program"], **self._fields())
-        if name in self._book and not overwrite:
+        name, overwrite = self._notes.names(1)[0], self._notes.random.random() < 0.6
+        call = verbs.snapshot(name, overwrite=overwrite, tags=["program"], **self._notes.fields())
+        if name in self._notes.capsules and not overwrite:
             self._refuse(call, Code.NAME_TAKEN)
             return
         response, _ = self._apply(call, Boundary.SNAPSHOT)
         capsule, result = response.capsule, response.result
         if (capsule.boundary, capsule.step) != (result.boundary, result.step):
             raise Wrong(f"the snapshot is of boundary {capsule.boundary}, live is {result}")
-        self._book[name] = capsule
+        self._notes.capsules[name] = capsule
 
     def restore(self) -> None:
         """Make a capsule live; it is what was frozen."""
-        name, motion = self._name(), self._random.choice(_MOTIONS)
-        call = verbs.restore(name, motion=motion, **self._fields())
-        known = self._book.get(name)
+        name, motion = self._notes.name(), self._notes.random.choice(_MOTIONS)
+        call = verbs.restore(name, motion=motion, **self._notes.fields())
+        known = self._notes.capsules.get(name)
         if known is None:
             self._refuse(call, Code.UNKNOWN_CAPSULE)
             return
@@ -147,20 +143,20 @@ class Program:
 
     def rollback(self) -> None:
         """Back along the lineage in one of four ways."""
-        past, known = self._past(), self._book.get(name := self._name())
+        past, known = self._notes.past(), self._notes.capsules.get(name := self._notes.name())
         near = past[:40]
         anywhere = [number for number, _ in near]
-        anywhere.append(self._random.randrange(max(anywhere) + 1))
-        where: dict[str, Any] = self._random.choice(
+        anywhere.append(self._notes.random.randrange(max(anywhere) + 1))
+        where: dict[str, Any] = self._notes.random.choice(
             [
-                {"count": self._random.randint(1, 8)},
-                {"boundary": self._random.choice(anywhere)},
-                {"before_ns": max(self._random.choice(near)[1], 1)},
+                {"count": self._notes.random.randint(1, 8)},
+                {"boundary": self._notes.random.choice(anywhere)},
+                {"before_ns": max(self._notes.random.choice(near)[1], 1)},
                 {"name": name},
             ]
         )
-        nearest, motion = self._random.random() < 0.6, self._random.choice(_MOTIONS)
-        call = verbs.rollback(**where, nearest=nearest, motion=motion, **self._fields())
+        nearest, motion = self._notes.random.random() < 0.6, self._notes.random.choice(_MOTIONS)
+        call = verbs.rollback(**where, nearest=nearest, motion=motion, **self._notes.fields())
         if "name" not in where:
             known = None
         elif known is None:
@@ -169,7 +165,7 @@ class Program:
         named = None if known is None else known.boundary
 
         def judge(asked: Asked, between: Sequence[Moment]) -> None:
-            live = self._past(asked.response.result.boundary)
+            live = self._notes.past(asked.response.result.boundary)
             aim = target(call.request, live, self._lineage.stored(), named)
             if aim is not asked.code:
                 raise Wrong(f"{told(call)} was answered {asked.response}, expected {aim}")
@@ -178,7 +174,7 @@ class Program:
         asked = self._dialogue.ask(call, codes, judge)
         if asked.code is Code.OK:
             index = self._dialogue.confirm(asked, Boundary.ROLLBACK)
-            live = self._past(self._moment(index - 1).boundary)
+            live = self._notes.past(self._moment(index - 1).boundary)
             aim = target(call.request, live, self._lineage.stored(index), named)
             if isinstance(aim, Code):
                 raise Wrong(f"{told(call)} was answered OK, expected {aim.name}")
@@ -186,19 +182,24 @@ class Program:
 
     def evaluate(self) -> None:
         """Two to four branches, two of them alike, perhaps while other verbs are called."""
-        drawn = [self._branch() for _ in range(self._random.randint(1, 3))]
-        branches = [*drawn, self._random.choice(drawn)]
-        name, ticks = self._random.choice(["", self._name()]), self._random.randint(1, 3)
-        call = verbs.evaluate(branches, capsule=name, ticks=ticks, **self._fields(cas=False))
-        if name and name not in self._book:
+        drawn = [self._notes.branch() for _ in range(self._notes.random.randint(1, 3))]
+        branches = [*drawn, self._notes.random.choice(drawn)]
+        name, ticks = (
+            self._notes.random.choice(["", self._notes.name()]),
+            self._notes.random.randint(1, 3),
+        )
+        call = verbs.evaluate(branches, capsule=name, ticks=ticks, **self._notes.fields(cas=False))
+        if name and name not in self._notes.capsules:
             self._refuse(call, Code.UNKNOWN_CAPSULE)
             return
-        begin = self._book[name].boundary if name else None
+        begin = self._notes.capsules[name].boundary if name else None
         self._dialogue.look()
         started, epoch = time.perf_counter(), self._lineage.moments[self._dialogue.mark].epoch
         sent = self._async.send(call)
-        if beside := self._random.random() < 0.4:
-            self._random.choice([self.interrupt, self.snapshot, self.restore, self.rollback])()
+        if beside := self._notes.random.random() < 0.4:
+            self._notes.random.choice(
+                [self.interrupt, self.snapshot, self.restore, self.rollback]
+            )()
             begin = None  # either may have been first, and a name may be another capsule's now
         code, response = self._dialogue.wait(call.name, started, sent.result)
         if code is not Code.OK:
@@ -211,34 +212,36 @@ class Program:
 
     def fork(self) -> None:
         """Two capsules that share a third's bytes, or the live state's."""
-        source, names = self._random.choice(["", self._name()]), self._names(2)
-        call = verbs.fork(source, names=names, **self._fields())
-        if self._book.keys() & set(names):
+        source, names = self._notes.random.choice(["", self._notes.name()]), self._notes.names(2)
+        call = verbs.fork(source, names=names, **self._notes.fields())
+        if self._notes.capsules.keys() & set(names):
             self._refuse(call, Code.NAME_TAKEN)
-        elif source and source not in self._book:
+        elif source and source not in self._notes.capsules:
             self._refuse(call, Code.UNKNOWN_CAPSULE)
         else:
             response, index = self._apply(call, Boundary.FORK, count=2)
-            wanted = self._book[source].boundary if source else self._moment(index).boundary
+            wanted = (
+                self._notes.capsules[source].boundary if source else self._moment(index).boundary
+            )
             for name, capsule in zip(names, response.capsules, strict=True):
                 if (capsule.name, capsule.boundary) != (name, wanted):
                     raise Wrong(f"fork of boundary {wanted} as {name} gave {capsule}")
-                self._book[name] = capsule
+                self._notes.capsules[name] = capsule
 
     def delete(self) -> None:
         """Forget a capsule."""
-        name = self._name()
-        call = verbs.delete(name, **self._fields())
-        if name in self._book:
+        name = self._notes.name()
+        call = verbs.delete(name, **self._notes.fields())
+        if name in self._notes.capsules:
             self._apply(call, Boundary.DELETE)
-            del self._book[name]
+            del self._notes.capsules[name]
         else:
             self._refuse(call, Code.UNKNOWN_CAPSULE)
 
     def set_instruction(self) -> None:
         """Another instruction, or words that nobody knows."""
-        text = self._random.choice([*INSTRUCTIONS, "polish the floor"])
-        call = verbs.set_instruction(text, **self._fields())
+        text = self._notes.random.choice([*INSTRUCTIONS, "polish the floor"])
+        call = verbs.set_instruction(text, **self._notes.fields())
         if text not in INSTRUCTIONS:
             self._refuse(call, Code.UNKNOWN_INSTRUCTION)
             return
@@ -248,14 +251,14 @@ class Program:
 
     def errand(self) -> None:
         """What capsules are for: stop, do something else, come back."""
-        self._apply(verbs.interrupt(**self._fields()), Boundary.INTERRUPT)
-        call = verbs.snapshot(ERRAND, overwrite=True, **self._fields())
+        self._apply(verbs.interrupt(**self._notes.fields()), Boundary.INTERRUPT)
+        call = verbs.snapshot(ERRAND, overwrite=True, **self._notes.fields())
         frozen, _ = self._apply(call, Boundary.SNAPSHOT)
-        self._book[ERRAND] = frozen.capsule
-        self._apply(verbs.set_instruction("go home", **self._fields()), Boundary.INSTRUCTION)
-        self._apply(verbs.resume(Motion.REPLAN, **self._fields()), Boundary.RESUME)
+        self._notes.capsules[ERRAND] = frozen.capsule
+        self._apply(verbs.set_instruction("go home", **self._notes.fields()), Boundary.INSTRUCTION)
+        self._apply(verbs.resume(Motion.REPLAN, **self._notes.fields()), Boundary.RESUME)
         self._see_progress(2)
-        call = verbs.restore(ERRAND, motion=Motion.REPLAN, **self._fields())
+        call = verbs.restore(ERRAND, motion=Motion.REPLAN, **self._notes.fields())
         back, index = self._apply(call, Boundary.RESTORE)
         judge_move(back, Motion.REPLAN, frozen.capsule.boundary, self._moment(index))
         if back.steps_not_recomputed != frozen.capsule.step:
@@ -263,35 +266,33 @@ class Program:
 
     def timed_run(self) -> None:
         """A run that ends by its time, by a cancel, by another instruction, or is paused."""
-        how = self._random.choice(["end", "cancel", "cancel service", "take over", "pause"])
-        at_end = self._random.choice([Motion.HOLD, Motion.UNCHANGED])
-        text, other = self._random.sample(INSTRUCTIONS, 2)
-        duration = self._random.uniform(0.2, 0.5) if how in ("end", "pause") else 0.0
-        run_id = self._fields(cas=False)["request_id"]
+        how = self._notes.random.choice(["time", "pause", "cancel", "service", "take over"])
+        at_end = self._notes.random.choice([Motion.HOLD, Motion.UNCHANGED])
+        text, other = self._notes.random.sample(INSTRUCTIONS, 2)
+        given = {"at_end": at_end, **self._notes.fields(cas=False)}
+        if how in ("time", "pause"):
+            given["duration"] = self._notes.random.uniform(0.2, 0.5)
+        run_id = given["request_id"]
         started, handle = time.perf_counter(), None
-        if how == "cancel service":
-            call = verbs.start_run(text, duration=duration, at_end=at_end, request_id=run_id)
-            self._apply(call, Boundary.RUN_START)
+        if how == "service":
+            self._apply(verbs.start_run(text, **given), Boundary.RUN_START)
         else:
             self._dialogue.look()
-            handle = self._policy.run(text, duration=duration, at_end=at_end, request_id=run_id)
+            handle = self._policy.run(text, **given)
             self._event(run_id, Boundary.RUN_START)
         self._think()
         expected = Code.OK
-        if how == "take over":
-            self._apply(verbs.set_instruction(other, **self._fields()), Boundary.INSTRUCTION)
+        if how == "pause":
+            # Without compare-and-swap: the run may be faster, and its end raises the epoch, too.
+            fields = self._notes.fields(cas=False)
+            self._apply(verbs.interrupt(**fields), Boundary.INTERRUPT)
+        elif how == "take over":
+            call = verbs.set_instruction(other, **self._notes.fields())
+            self._apply(call, Boundary.INSTRUCTION)
             expected = Code.PREEMPTED
-        elif how == "pause":
-            self._pause_run()
-        elif how == "cancel service":
-            self._dialogue.ask(verbs.cancel_run(run_id), {Code.OK})
-        elif how == "cancel" and handle is not None:
-            _, cancelled = self._dialogue.wait(
-                "cancel_run", time.perf_counter(), handle.cancel().result
-            )
+        elif how != "time":
+            self._cancel(run_id, handle)
             expected = Code.CANCELLED
-            if not cancelled.success:
-                raise Wrong(f"cancelling a run was answered {cancelled}")
         ended = self._event(run_id, Boundary.RUN_END)
         if at_end is Motion.HOLD and how != "take over" and not self._moment(ended).held:
             raise Wrong(f"a run that was to end in a hold has ended in {self._moment(ended)}")
@@ -300,25 +301,30 @@ class Program:
             if code is not expected:
                 raise Wrong(f"a run ended by '{how}' was answered {result}")
 
-    def _pause_run(self) -> None:
-        """An interrupt, unless the run is faster and has ended: then it is one like any other.
-
-        Without compare-and-swap: the run's end raises the epoch, too.
-        """
-        self._apply(verbs.interrupt(**self._fields(cas=False)), Boundary.INTERRUPT)
+    def _cancel(self, run_id: str, handle: RunHandle | None) -> None:
+        """End a run, by its handle or by its id."""
+        if handle is None:
+            self._dialogue.ask(verbs.cancel_run(run_id), {Code.OK})
+            return
+        started, sent = time.perf_counter(), handle.cancel()
+        _, cancelled = self._dialogue.wait("cancel_run", started, sent.result)
+        if not cancelled.success:
+            raise Wrong(f"cancelling a run was answered {cancelled}")
 
     def stale(self) -> None:
         """A verb by a planner that has slept."""
         live = self._lineage.moments[self._dialogue.mark]
-        fields = self._fields(cas=False)
-        past = [number for number, _ in self._past()[1:6]]  # a tick gives the live one a new number
+        fields = self._notes.fields(cas=False)
+        past = [
+            number for number, _ in self._notes.past()[1:6]
+        ]  # a tick gives the live one a new number
         code, expected = Code.STALE_EPOCH, live.epoch + (-1 if live.epoch else 1)
-        if past and self._random.random() < 0.5:
+        if past and self._notes.random.random() < 0.5:
             code = Code.STALE_BOUNDARY
-            fields["expected_boundary"] = self._random.choice(past)
+            fields["expected_boundary"] = self._notes.random.choice(past)
         else:
             fields["expected_epoch"] = expected
-        name = self._name()
+        name = self._notes.name()
         made: Sequence[Callable[[], Call[Any]]] = (
             partial(verbs.interrupt, **fields),
             partial(verbs.snapshot, name, overwrite=True, **fields),
@@ -331,13 +337,13 @@ class Program:
             partial(verbs.reset, **fields),
             partial(verbs.set_instruction, "wait", **fields),
         )
-        self._refuse(self._random.choice(made)(), code)
+        self._refuse(self._notes.random.choice(made)(), code)
 
     def repeat(self) -> None:
         """An answer was lost, the planner thinks; and an id that is used for something else."""
         if not self._dialogue.answers:
             return
-        earlier = self._random.choice(self._dialogue.answers[-20:])
+        earlier = self._notes.random.choice(self._dialogue.answers[-20:])
         request_id = earlier.call.request.request_id
         counted = self._lineage.count(request_id)
         code, response = self._dialogue.send(earlier.call)
@@ -347,11 +353,11 @@ class Program:
             raise Wrong(
                 f"{told(earlier.call)} was answered {earlier.response}, and then {response}"
             )
-        if self._random.random() < 0.3:
+        if self._notes.random.random() < 0.3:
             other = verbs.snapshot("other", request_id=request_id)
             self._refuse(other, Code.INVALID_ARGUMENT, remember=False)
         # What is told next is told after anything that the repetition could have caused.
-        self._apply(verbs.snapshot(**self._fields()), Boundary.SNAPSHOT)
+        self._apply(verbs.snapshot(**self._notes.fields()), Boundary.SNAPSHOT)
         if self._lineage.count(request_id) != counted:
             raise Wrong(f"{told(earlier.call)} was applied again")
 
@@ -359,8 +365,8 @@ class Program:
         """The names are those that the answers gave."""
         listed = self._dialogue.ask(verbs.capsules(), {Code.OK}).response
         names = {info.name: info.id for info in listed.capsules}
-        if names != {name: info.id for name, info in self._book.items()}:
-            raise Wrong(f"listed are {names}, the answers said {self._book}")
+        if names != {name: info.id for name, info in self._notes.capsules.items()}:
+            raise Wrong(f"listed are {names}, the answers said {self._notes.capsules}")
         page = self._dialogue.ask(verbs.capsules(offset=1, limit=2), {Code.OK}).response
         ids = [info.id for info in listed.capsules[1:3]]
         if (page.total, [info.id for info in page.capsules]) != (len(names), ids):
@@ -369,21 +375,21 @@ class Program:
     def unmeant(self) -> None:
         """What cannot be meant is refused."""
         made = (
-            (verbs.rollback(**self._fields()), Code.INVALID_ARGUMENT),
-            (verbs.rollback(count=1, name="a", **self._fields()), Code.INVALID_ARGUMENT),
-            (verbs.evaluate([], **self._fields(cas=False)), Code.INVALID_ARGUMENT),
-            (verbs.evaluate(["polish"], **self._fields(cas=False)), Code.UNKNOWN_INSTRUCTION),
-            (verbs.snapshot("no name", **self._fields()), Code.INVALID_ARGUMENT),
+            (verbs.rollback(**self._notes.fields()), Code.INVALID_ARGUMENT),
+            (verbs.rollback(count=1, name="a", **self._notes.fields()), Code.INVALID_ARGUMENT),
+            (verbs.evaluate([], **self._notes.fields(cas=False)), Code.INVALID_ARGUMENT),
+            (verbs.evaluate(["polish"], **self._notes.fields(cas=False)), Code.UNKNOWN_INSTRUCTION),
+            (verbs.snapshot("no name", **self._notes.fields()), Code.INVALID_ARGUMENT),
         )
-        for call, code in self._random.sample(made, 2):
+        for call, code in self._notes.random.sample(made, 2):
             self._refuse(call, code)
 
     def _close_the_books(self) -> None:
         """Once nothing moves any more: the capsules, the chunks, the refusals."""
-        self._apply(verbs.interrupt(**self._fields(cas=False)), Boundary.INTERRUPT)
+        self._apply(verbs.interrupt(**self._notes.fields(cas=False)), Boundary.INTERRUPT)
         listed = self._dialogue.ask(verbs.capsules(unnamed=True), {Code.OK}).response
         self.listing()
-        self._apply(verbs.interrupt(**self._fields(cas=False)), Boundary.INTERRUPT)
+        self._apply(verbs.interrupt(**self._notes.fields(cas=False)), Boundary.INTERRUPT)
         names = {info.id: info.name for info in listed.capsules if "first" not in info.tags}
         view = {seen.id: seen.name for seen in self._lineage.view.capsules.values()}
         if names != view:
@@ -413,41 +419,13 @@ class Program:
         self._dialogue.passed(index)
         return index
 
-    def _fields(self, *, cas: bool = True) -> dict[str, Any]:
-        """A request id, and sometimes a compare-and-swap that holds: only we raise the epoch."""
-        self._ids += 1
-        fields: dict[str, Any] = {"request_id": f"program-{self._ids}"}
-        if cas and self._random.random() < 0.3:
-            fields["expected_epoch"] = self._lineage.moments[self._dialogue.mark].epoch
-        return fields
-
-    def _past(self, number: int | None = None) -> list[tuple[int, int]]:
-        """Number and stamp, ns, of a boundary (None: the live one) and of those before it."""
-        commits = self._lineage.commits
-        return [(each, commits[each][2] if each else 0) for each in self._lineage.lineage(number)]
-
     def _moment(self, index: int) -> Moment:
         return self._lineage.moments[index]
 
-    def _name(self) -> str:
-        """Mostly a name that a capsule has."""
-        known = sorted(self._book)
-        return self._random.choice(known if known and self._random.random() < 0.8 else NAMES)
-
-    def _names(self, count: int) -> list[str]:
-        """Names for new capsules, mostly free ones."""
-        free = [name for name in NAMES if name not in self._book]
-        enough = len(free) >= count and self._random.random() < 0.7
-        return self._random.sample(free if enough else NAMES, count)
-
-    def _branch(self) -> Branch:
-        text = self._random.choice(["", *INSTRUCTIONS])
-        return Branch(label=text, instruction=text, seed=self._random.choice([-1, 7, 8]))
-
     def _think(self) -> None:
         """Call again at once, or let the arm move a little first."""
-        if self._random.random() < 0.5 and not self._lineage.moments[-1].held:
-            self._see_progress(self._random.randint(1, 2))
+        if self._notes.random.random() < 0.5 and not self._lineage.moments[-1].held:
+            self._see_progress(self._notes.random.randint(1, 2))
 
     def _see_progress(self, ticks: int) -> None:
         """Wait for so many boundaries."""
