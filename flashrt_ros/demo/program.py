@@ -80,6 +80,7 @@ class Program:
             self.rollback: 10, self.evaluate: 10, self.fork: 2, self.delete: 4,
             self.set_instruction: 2, self.timed_run: 3, self.errand: 3, self.stale: 4,
             self.repeat: 4, self.listing: 1, self.unmeant: 1,
+            self.move: 2, self.reset: 0.5,
         }  # fmt: skip
         while self.tally.core < calls:
             self._notes.random.choices(list(steps), list(steps.values()))[0]()
@@ -237,6 +238,30 @@ class Program:
             del self._notes.capsules[name]
         else:
             self._refuse(call, Code.UNKNOWN_CAPSULE)
+
+    def move(self) -> None:
+        """A capsule to another tier; there is no disk here."""
+        name, tier = self._notes.name(), self._notes.random.choice(["device", "host", "disk"])
+        call = verbs.move(name, tier, **self._notes.fields())
+        if name not in self._notes.capsules:
+            self._refuse(call, Code.UNKNOWN_CAPSULE)
+        elif tier == "disk":
+            self._refuse(call, Code.UNSUPPORTED)
+        else:
+            response, _ = self._apply(call, Boundary.MOVE)
+            if (response.info.id, response.info.tier) != (self._notes.capsules[name].id, tier):
+                raise Wrong(f"'{name}' was to be on {tier}: {response.info}")
+
+    def reset(self) -> None:
+        """Back to the first boundary."""
+        motion = self._notes.random.choice([Motion.HOLD, Motion.REPLAN])
+        call = verbs.reset(motion, **self._notes.fields())
+        response, index = self._apply(call, Boundary.RESET)
+        result, held = response.result, self._moment(index).held
+        if (result.boundary, result.step, result.motion) != (0, 0, int(motion)):
+            raise Wrong(f"a reset went to {result}")
+        if held != (motion is Motion.HOLD):
+            raise Wrong(f"a reset with motion {motion.name}: {self._moment(index)}")
 
     def set_instruction(self) -> None:
         """Another instruction, or words that nobody knows."""
