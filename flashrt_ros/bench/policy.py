@@ -61,7 +61,20 @@ def run(
     """Rows `tick_*`: ratio is the eager reference's time over this plan's; and the work between.
 
     captured: the plan beside eager's; None: CUDA graphs on a GPU, else compiled.
+
+    On one thread: operations of a few thousand numbers end before a second one has begun.
     """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        _run(report, quick=quick, device=device, model=model, captured=captured)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _run(
+    report: Report, *, quick: bool, device: str, model: str, captured: Backend | str | None
+) -> None:
     turns, paced = (10, 10) if quick else (500, 500)
     if captured is None:
         captured = Backend.CUDA_GRAPH if device.startswith("cuda") else Backend.COMPILED
