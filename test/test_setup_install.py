@@ -65,7 +65,7 @@ def test_launch_files_and_configurations_are_installed(folder: str) -> None:
 
 
 def test_every_interface_is_generated() -> None:
-    for kind in ("msg", "srv"):
+    for kind in ("msg", "srv", "action"):
         module = importlib.import_module(f"flashrt_ros.{kind}")
         for file in (ROOT / kind).iterdir():
             assert hasattr(module, file.stem), file.name
@@ -146,7 +146,8 @@ def test_cmake_and_package_xml_name_the_same_interface_packages() -> None:
 
 def test_every_package_that_an_interface_uses_is_declared() -> None:
     declared = declared_for_ros()
-    for file in [*(ROOT / "msg").iterdir(), *(ROOT / "srv").iterdir()]:
+    files = [file for kind in ("msg", "srv", "action") for file in (ROOT / kind).iterdir()]
+    for file in files:
         for used in re.findall(r"^(\w+)/\w+", file.read_text(), flags=re.MULTILINE):
             assert used in declared, f"{used}, in {file.name}"
 
