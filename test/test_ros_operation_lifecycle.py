@@ -129,7 +129,7 @@ def test_a_configure_that_fails_half_way_frees_what_it_made_and_can_be_repeated(
                 tensors = live_tensors()
         assert live_tensors() == tensors
         assert endpoints(node) == before
-        until(lambda: threading.active_count() == threads, "the end of the threads")
+        until(lambda: threading.active_count() <= threads, "the end of the threads")
         directory = Parameter("capsule_directory", value=str(tmp_path / "capsules"))
         assert node.set_parameters([directory])[0].successful
         assert node.trigger_configure() == OK
