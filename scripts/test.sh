@@ -33,7 +33,8 @@ if [ "$#" -eq 0 ]; then
     step layers lint-imports
 fi
 if [ "$#" -eq 0 ]; then
-    set -- -n "${FLASHRT_TEST_WORKERS:-2}" --dist loadfile
+    # On a busy machine a test over DDS can lose a race: it is run once more, and told as RERUN.
+    set -- -n "${FLASHRT_TEST_WORKERS:-2}" --dist loadfile --reruns 1 -r aR
 fi
 step tests python -m pytest "$@"
 
