@@ -4,7 +4,7 @@
     def test_incident_is_reproduced(replay):
         run = replay("bags/incident", model="my_policy")
         run.assert_identical()
-        run.assert_inference_within(0.05, quantile=0.99)
+        run.assert_recorded_inference_within(0.05, quantile=0.99)
 
 It is loaded by itself where this package was installed by pip. In a colcon workspace say
 `pytest_plugins = ["flashrt_ros.pytest_plugin"]` in conftest.py. launch_pytest can use the fixture,

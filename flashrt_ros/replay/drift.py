@@ -11,7 +11,7 @@ import numpy as np
 from flashrt_ros.models.policy import PolicyModel
 from flashrt_ros.replay.offline import replay
 from flashrt_ros.replay.outcome import DriftReport
-from flashrt_ros.replay.run import CannotReplay, Run
+from flashrt_ros.replay.run import CannotReplay, Run, elapsed
 
 
 def drift(
@@ -49,10 +49,8 @@ def drift(
             if report.difference is not None
             else "no chunk in the bag is the policy's output alone: nothing to compare with"
         )
-    stamps = np.array([row.stamp_ns for row in rows], dtype=np.int64)
-    steps = np.maximum(np.diff(stamps, prepend=stamps[0]), 0)  # a clock that began anew
     errors = np.stack([row.max_error for row in rows if row.max_error is not None])
-    return DriftReport(report, np.cumsum(steps) * 1e-9, errors)
+    return DriftReport(report, elapsed([row.stamp_ns for row in rows]), errors)
 
 
 def draw_drift(found: DriftReport, path: Path) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
+from flashrt_ros.replay import run as run_module
 from flashrt_ros.replay.outcome import ReplayedBoundary, ReplayReport
 from flashrt_ros.replay.run import Run, RunEvent
 
@@ -34,13 +35,8 @@ _WIDTH = 9.5  # inches
 
 
 def elapsed(events: Sequence[RunEvent]) -> np.ndarray:
-    """Time of each event from the first one, float64 `[events]`, s.
-
-    Where the clock went back (a bag that was played in a loop) it goes on from there.
-    """
-    stamps = np.array([event.stamp_ns for event in events], dtype=np.int64)
-    steps = np.diff(stamps, prepend=stamps[:1])
-    return np.cumsum(np.maximum(steps, 0)) * 1e-9
+    """Time of each event from the first one, float64 `[events]`, s; see `run.elapsed`."""
+    return run_module.elapsed([event.stamp_ns for event in events])
 
 
 def lanes(events: Sequence[RunEvent]) -> dict[int, int]:

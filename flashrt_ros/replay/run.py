@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,15 @@ import numpy as np
 
 MOTIONS = ("UNCHANGED", "HOLD", "REPLAN", "CONTINUE")
 """Names of the constants of msg/Motion, by number."""
+
+
+def elapsed(stamps_ns: Sequence[int]) -> np.ndarray:
+    """Time of each stamp (ns) from the first one, float64 `[stamps]`, s.
+
+    Where the clock went back (a bag that was played in a loop) it goes on from there.
+    """
+    stamps = np.array(stamps_ns, dtype=np.int64)
+    return np.cumsum(np.maximum(np.diff(stamps, prepend=stamps[:1]), 0)) * 1e-9
 
 
 class CannotReplay(Exception):
